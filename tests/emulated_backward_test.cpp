@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of the backward, their own sources, on the CPU (tests/emulator): every gradient against the oracle, with
 // poisoned memory, without a GPU.
+#include <cstring>
 #include <optional>
 
 #include "cases/backward_problem.h"
@@ -14,36 +15,35 @@ namespace {
 
 using backward::Config;
 using backward::Maps;
-using backward::Pass;
 
 class EmulatedBackward : public tests::Emulated {
  protected:
   template <class... Args>
-  static void launch(const KernelSpec& spec, int64_t blocks, int threads, const Args&... args) {
-    if (blocks == 0) return;
-    const auto entry = reinterpret_cast<void (*)(Args...)>(emulator::find_kernel(spec));
-    emulator::run(static_cast<unsigned>(blocks), static_cast<unsigned>(threads), [&] { entry(args...); });
+  static void launch(const backward::Launch& what, const Args&... args) {
+    if (what.blocks == 0) return;
+    const auto entry = reinterpret_cast<void (*)(Args...)>(emulator::find_kernel(what.kernel));
+    emulator::run(static_cast<unsigned>(what.blocks), static_cast<unsigned>(what.threads), [&] { entry(args...); });
   }
 
-  // As the plan launches them (src/cuda/backward/backward.cpp).
   static void run_kernels(const attune::BackwardProblem& p, const Config& c, void* workspace) {
     const kernels::BackwardParams params = backward::to_params(p, c, workspace);
-    launch(c.schedule_kernel(), 2, Config::kScheduleThreads, params);
-    launch(c.row_stats_kernel(), c.blocks(false), Config::kRowThreads, params);
-    for (const bool of_keys : {false, true}) {
-      if (of_keys ? !p.dk && !p.dv : !p.dq) continue;
-      const Pass pass = c.pass(of_keys);
-      const Maps m = backward::describe_maps(p, pass);
-      launch(c.gradients_kernel(pass), c.blocks(of_keys), Config::kThreads, params, emulator::tensor_map(m.own_x),
-             emulator::tensor_map(m.own_y), emulator::tensor_map(m.tile_x), emulator::tensor_map(m.tile_y));
-      launch(c.recompute_kernel(of_keys), c.blocks(of_keys), Config::kRowThreads, params);
+    for (const backward::Launch& what : backward::launches(c)) {
+      if (what.with_maps) {
+        const Maps m = backward::describe_maps(p);
+        launch(what, params, emulator::tensor_map(m.k), emulator::tensor_map(m.v), emulator::tensor_map(m.q),
+               emulator::tensor_map(m.dout));
+      } else {
+        launch(what, params);
+      }
     }
   }
 
   static std::string run_emulated(cases::BackwardCall call) {
     const attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kRequired);
     const Config c = backward::choose_config(p);
+    // Numbers, not NaN: rows with a NaN are computed again, which would hide that one was read.
     cases::Workspace workspace(cases::host_memory(), c.workspace_bytes());
+    std::memset(workspace.buffer.device(), 0x45, c.workspace_bytes());
     try {
       backward::check_run(p);
       run_kernels(p, c, workspace.buffer.device());
@@ -75,8 +75,20 @@ TEST_F(EmulatedBackward, OfUnlikeSequences) {
             "");
 }
 
+// Blocks of keys that are not the first of their tiles' windows.
+TEST_F(EmulatedBackward, OfWindows) {
+  for (const char* dims : {R"("head_dim": [32, 32])", R"("head_dim": [136, 32])"}) {
+    for (const char* mask : {R"("causal": true, "window": [100, 0])", R"("window": [40, 60])"}) {
+      const cases::Row row(R"("name": "windows", "heads": [2, 1], "dtype": "f16", "seqlens_q": [420, 90],
+                              "seqlens_kv": [420, 400], "backward": {"dlse": true})");
+      EXPECT_EQ(check(tests::make_case(row.with(dims).with(mask))), "") << dims << mask;
+    }
+  }
+}
+
 TEST_F(EmulatedBackward, OfEveryHeadDim) {
-  for (const char* dims : {"[128, 128]", "[8, 40]", "[96, 64]", "[72, 128]"}) {
+  for (const char* dims : {"[128, 128]", "[8, 40]", "[96, 64]", "[72, 128]", "[192, 128]", "[256, 256]", "[136, 200]",
+                           "[40, 160]", "[240, 24]"}) {
     EXPECT_EQ(check(tests::make_case(std::string(R"({"name": "dims", "heads": [2, 1], "dtype": "bf16", "causal": true,
                                                      "seqlens_q": [70, 3], "seqlens_kv": [90, 200], "backward": {},
                                                      "head_dim": )") +
@@ -86,15 +98,17 @@ TEST_F(EmulatedBackward, OfEveryHeadDim) {
   }
 }
 
-// Several tiles, heads and stages in turn, in two orders of blocks, warps and lanes.
+// Several tiles, heads and stages in turn, in two orders of blocks, warps and lanes; blocks that wait for each other.
 TEST_F(EmulatedBackward, HaveNoRaces) {
   const emulator::Watched watched;
-  for (uint64_t seed = 0; seed <= 1; ++seed) {
-    std::optional<emulator::Shuffled> shuffled;
-    if (seed > 0) shuffled.emplace(seed);
-    EXPECT_EQ(check(R"({"name": "races", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16", "causal": true,
-                        "seqlens_q": [400, 3], "seqlens_kv": [400, 70], "backward": {"dlse": true}})"),
-              "");
+  for (const char* dims : {R"("head_dim": [64, 64])", R"("head_dim": [144, 80])"}) {
+    for (uint64_t seed = 0; seed <= 1; ++seed) {
+      std::optional<emulator::Shuffled> shuffled;
+      if (seed > 0) shuffled.emplace(seed);
+      const cases::Row row(R"("name": "races", "heads": [4, 2], "dtype": "bf16", "causal": true,
+                              "seqlens_q": [300, 3], "seqlens_kv": [300, 70], "backward": {"dlse": true})");
+      EXPECT_EQ(check(tests::make_case(row.with(dims))), "") << dims;
+    }
   }
 }
 
@@ -106,10 +120,8 @@ TEST_F(EmulatedBackward, MapsOfNoQueriesHaveAnAddress) {
   cases::BackwardCall call = problem.host();
   attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kOptional);
   p.forward.q.data = p.dout.data = nullptr;
-  for (const bool of_keys : {false, true}) {
-    const Maps m = backward::describe_maps(p, backward::choose_config(p).pass(of_keys));
-    for (const TensorMapDesc& map : {m.own_x, m.own_y, m.tile_x, m.tile_y}) EXPECT_NO_THROW(check_tensor_map(map));
-  }
+  const Maps m = backward::describe_maps(p);
+  for (const TensorMapDesc& map : {m.k, m.v, m.q, m.dout}) EXPECT_NO_THROW(check_tensor_map(map));
 }
 
 // Of the table what is small: all of it takes minutes (ATTUNE_EMULATE=1).

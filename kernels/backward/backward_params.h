@@ -19,13 +19,15 @@ struct alignas(8) RowStats {
   float delta;  // <dout, out> - dlse
 };
 
-// Rows begin .. of a sequence, for one block of threads and any head.
+// Rows begin .. of a sequence, of q or of k, for one block of threads and any head.
 struct BackwardTile {
   int batch, begin;
 };
-// Followed by its tiles: those with the most work first, in any order among equals, which changes no result.
+// Followed by its tiles. Those with the most work come first, those of a sequence in the order of their rows, and
+// sequences among each other in any order, which changes no result.
 struct alignas(16) BackwardList {
   int num_tiles;
+  unsigned next;  // how many tiles and heads have been taken (gradients.cu)
 };
 
 // new_k and new_v are the dense keys.
@@ -37,21 +39,46 @@ struct BackwardParams : WorkTileParams {
   long long stats_stride;
   int stats_vectors;  // out and dout take loads of 16 bytes
   BackwardList *q_list, *kv_list;  // blocks of queries, of keys
-  // [blocks][heads]: whether the gradient kernel left a NaN or infinity in a block, for recompute.cu. Each pass writes
-  // those of its own blocks.
-  int* nonfinite;
+  // Sums of dq without the scale, [num_heads_q][dq_tiles] of backward/dq.cuh, and how many blocks of keys have added to
+  // each.
+  float* dq_sums;
+  unsigned* dq_turns;
+  int dq_tiles;
+  // [blocks][heads]: whether a block of rows has a NaN or infinity, for recompute.cu.
+  int *q_nonfinite, *kv_nonfinite;
   int max_q_tiles, max_kv_tiles;
+  int block_keys;  // backward_keys()
 };
 
-// Queries, or keys, of a block.
+// Queries of a block.
 constexpr int kBackwardRows = 128;
+// Queries of a tile, which a block of keys takes at a time.
+constexpr int kBackwardTile = 64;
 
-ATTUNE_SHARED_FUNCTION int backward_shared_bytes(int head_dim_qk, int head_dim_v, int tile, int stages) {
-  const int line_bytes = ((head_dim_qk + 63) / 64 + (head_dim_v + 63) / 64) * 128;
-  const int barriers = (1 + 2 * stages) * 8;
-  return align_up(line_bytes * (kBackwardRows + stages * tile) +
-                      stages * tile * static_cast<int>(sizeof(RowStats)) + barriers,
-                  1024);
+ATTUNE_SHARED_FUNCTION int lines_of(int head_dim) { return (head_dim + 63) / 64; }
+// Keys of a block: what the registers hold of dk and dv.
+ATTUNE_SHARED_FUNCTION int backward_keys(int head_dim_qk, int head_dim_v) {
+  return head_dim_qk > 128 || head_dim_v > 128 ? 64 : 128;
+}
+// Pieces in which dq of a tile leaves shared memory.
+ATTUNE_SHARED_FUNCTION int dq_pieces(int head_dim_qk) { return lines_of(head_dim_qk) == 4 ? 2 : 1; }
+
+// Floats of a tile of dq's sums: lines of 64 channels, whole.
+ATTUNE_SHARED_FUNCTION int dq_tile_floats(int head_dim_qk) {
+  return lines_of(head_dim_qk) * 64 * kBackwardTile;
+}
+
+// Of the gradient kernel (backward/config.cuh).
+ATTUNE_SHARED_FUNCTION int backward_shared_bytes(int head_dim_qk, int head_dim_v, int q_stages, int dout_stages) {
+  const int keys = backward_keys(head_dim_qk, head_dim_v), lines_qk = lines_of(head_dim_qk),
+            lines_v = lines_of(head_dim_v);
+  const bool wide = keys == 64;
+  const int inputs = (lines_qk + lines_v) * keys + (lines_qk * q_stages + lines_v * dout_stages) * kBackwardTile;
+  const int scores = (wide ? 3 : 2) * keys * kBackwardTile * 2;
+  const int dq = (wide ? 1 : 2) * dq_tile_floats(head_dim_qk) * 4 / dq_pieces(head_dim_qk);
+  const int stats = q_stages * kBackwardTile * static_cast<int>(sizeof(RowStats));
+  const int barriers_and_item = (1 + 2 * q_stages + 2 * dout_stages) * 8 + 8;
+  return align_up(inputs * 128 + scores + dq + stats + barriers_and_item, 1024);
 }
 
 }  // namespace attune::kernels

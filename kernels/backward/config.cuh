@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compile-time configuration and the shared memory of the gradient kernel.
+// The compile-time configuration and the shared memory of the gradient kernel. A block has rows of k and v, and walks
+// over tiles of q and dout:
 //
-// A block has its own rows, of q (for dq) or of k (for dk and dv), and walks over tiles of the other side. `own` and
-// `tile` are the two sides; on each, x is what scores are made of (q or k) and y the other operand (dout or v):
-//
-//   S = own x * tile x^T      dP = own y * tile y^T      dx += dS * tile x      dv += P * tile y (of keys alone)
+//   S^T = K Q^T    dP^T = V dO^T    dv += P^T dO    dk += dS^T Q    dq of the tile += dS K
 #pragma once
 
-#include "backward/rows.cuh"
+#include "backward/dq.cuh"
 #include "common/pipeline_state.cuh"
 #include "common/shared_view.cuh"
 #include "ptx/wgmma.cuh"
@@ -15,74 +13,120 @@
 namespace attune::backward {
 
 struct Config {
-  static constexpr bool kOfKeys = ATTUNE_OF_KEYS != 0;
+  static constexpr bool kWithDq = ATTUNE_WITH_DQ != 0;
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
-  static constexpr int kRows = kBackwardRows, kTile = ATTUNE_TILE, kStages = ATTUNE_STAGES;
-  static constexpr int kMathGroups = kRows / 64, kMathWarps = 4 * kMathGroups, kThreads = 128 + 32 * kMathWarps;
+  static constexpr int kKeys = kernels::backward_keys(kHeadDimQk, kHeadDimV), kTile = kBackwardTile;
+  // Warpgroups have half of the channels of dk and dv, not of the keys.
+  static constexpr bool kWide = kKeys == 64;
+  static constexpr int kQStages = ATTUNE_Q_STAGES, kDoutStages = ATTUNE_DOUT_STAGES;
+  static constexpr int kMathGroups = 2, kMathWarps = 4 * kMathGroups, kThreads = 128 + 32 * kMathWarps;
+  static constexpr int kWriters = 3;  // warps
   static constexpr int kProducerRegisters = 24, kMathRegisters = 240;
   static constexpr ptx::Type kMmaType = ATTUNE_TYPE == common::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
-  // Lines of 64 channels, steps of 16, and channels of the accumulators.
-  static constexpr int kLinesX = (kHeadDimQk + 63) / 64, kLinesY = (kHeadDimV + 63) / 64;
-  static constexpr int kStepsX = (kHeadDimQk + 15) / 16, kStepsY = (kHeadDimV + 15) / 16;
-  static constexpr int kChannelsX = (kHeadDimQk + 31) / 32 * 32, kChannelsY = (kHeadDimV + 31) / 32 * 32;
-  static constexpr int kTileBytes = (kLinesX + kLinesY) * kTile * 128 + (kOfKeys ? kTile * 8 : 0);
+  // Lines of 64 channels, steps of 16, and channels of the accumulators of a warpgroup.
+  static constexpr int kLinesQk = kernels::lines_of(kHeadDimQk), kLinesV = kernels::lines_of(kHeadDimV);
+  static constexpr int kStepsQk = (kHeadDimQk + 15) / 16, kStepsV = (kHeadDimV + 15) / 16;
+  static constexpr int kChannelsQk = kWide ? HalfHead<kHeadDimQk>::kChannels : (kHeadDimQk + 31) / 32 * 32;
+  static constexpr int kChannelsV = kWide ? HalfHead<kHeadDimV>::kChannels : (kHeadDimV + 31) / 32 * 32;
+  static constexpr int kChannelsDq = HalfHead<kHeadDimQk>::kChannels;
+  static constexpr int kQBytes = kLinesQk * kTile * 128, kDoutBytes = kLinesV * kTile * 128;
+  static constexpr int kDsBuffers = kWide ? 1 : 2, kDqBuffers = kWide ? 1 : 2;
   static_assert(ATTUNE_TYPE == common::kBFloat16 || ATTUNE_TYPE == common::kFloat16, "what wgmma takes");
-  static_assert(kTile % 32 == 0 && kTile <= 128, "wgmma's columns; a TMA box");
-  static_assert(kHeadDimQk <= 128 && kHeadDimV <= 128, "the accumulators would not fit the registers");
+  static_assert(kProducerRegisters + kMathGroups * kMathRegisters <= 65536 / kThreads / 8 * 8 * kThreads / 128,
+                "a block has no more than it began with: it would wait for what others on its multiprocessor hold");
+  static_assert(kHeadDimQk <= 256 && kHeadDimV <= 256, "the accumulators would not fit the registers");
+  static_assert(kQStages >= 2, "S of the next step is issued in a step");
 };
 
-// Tiles are swizzled in atoms of 1,024 bytes: [lines of channels][rows][128 bytes].
+// Rows of 128 bytes, swizzled in atoms of 1,024: [lines of 64 channels][rows].
 struct SharedStorage {
-  alignas(1024) unsigned char own_x[Config::kLinesX * Config::kRows * 128];
-  unsigned char own_y[Config::kLinesY * Config::kRows * 128];
-  unsigned char tile_x[Config::kStages][Config::kLinesX * Config::kTile * 128];
-  unsigned char tile_y[Config::kStages][Config::kLinesY * Config::kTile * 128];
-  RowStats stats[Config::kStages][Config::kTile];  // of a tile of queries
-  kernels::Barrier own_full, full[Config::kStages], empty[Config::kStages];
+  alignas(1024) unsigned char k[Config::kLinesQk * Config::kKeys * 128];
+  unsigned char v[Config::kLinesV * Config::kKeys * 128];
+  unsigned char q[Config::kQStages][Config::kQBytes];
+  unsigned char dout[Config::kDoutStages][Config::kDoutBytes];
+  // dS, rows of queries: [64 keys][queries]. The wide kernel also has P^T and dS^T, rows of keys.
+  unsigned char scores[Config::kDsBuffers + (Config::kWide ? 2 : 0)][Config::kKeys * Config::kTile * 2];
+  unsigned char dq[Config::kDqBuffers][DqTile<Config::kHeadDimQk>::kPieceFloats * 4];
+  RowStats stats[Config::kQStages][Config::kTile];
+  kernels::Barrier own_full, q_full[Config::kQStages], q_empty[Config::kQStages], dout_full[Config::kDoutStages],
+      dout_empty[Config::kDoutStages];
+  int item;  // what the block has taken of the list
 };
 static_assert(sizeof(SharedStorage) == kernels::backward_shared_bytes(Config::kHeadDimQk, Config::kHeadDimV,
-                                                                      Config::kTile, Config::kStages),
+                                                                      Config::kQStages, Config::kDoutStages),
               "the host asks for another size");
 
-struct Smem {
-  unsigned base;
-  __device__ __forceinline__ explicit Smem(unsigned char* shared) : base(ptx::shared_address(shared)) {}
-  __device__ __forceinline__ unsigned own_x() const { return ATTUNE_SHARED_AT(SharedStorage, own_x); }
-  __device__ __forceinline__ unsigned own_y() const { return ATTUNE_SHARED_AT(SharedStorage, own_y); }
-  __device__ __forceinline__ unsigned tile_x(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, tile_x, i); }
-  __device__ __forceinline__ unsigned tile_y(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, tile_y, i); }
+struct Smem : common::SharedView<SharedStorage> {
+  using SharedView::SharedView;
+  __device__ __forceinline__ int& item() const { return ATTUNE_SHARED_FIELD(SharedStorage, item); }
+  __device__ __forceinline__ unsigned k() const { return ATTUNE_SHARED_AT(SharedStorage, k); }
+  __device__ __forceinline__ unsigned v() const { return ATTUNE_SHARED_AT(SharedStorage, v); }
+  __device__ __forceinline__ unsigned q(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, q, i); }
+  __device__ __forceinline__ unsigned dout(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, dout, i); }
+  __device__ __forceinline__ unsigned ds(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, scores, i); }
+  __device__ __forceinline__ unsigned p_transposed() const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, scores, Config::kDsBuffers);
+  }
+  __device__ __forceinline__ unsigned ds_transposed() const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, scores, Config::kDsBuffers + 1);
+  }
+  __device__ __forceinline__ unsigned dq(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, dq, i); }
   __device__ __forceinline__ unsigned stats(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, stats, i); }
   __device__ __forceinline__ unsigned own_full() const { return ATTUNE_SHARED_AT(SharedStorage, own_full); }
-  __device__ __forceinline__ unsigned full(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, full, i); }
-  __device__ __forceinline__ unsigned empty(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, empty, i); }
+  __device__ __forceinline__ unsigned q_full(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, q_full, i); }
+  __device__ __forceinline__ unsigned q_empty(int i) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, q_empty, i);
+  }
+  __device__ __forceinline__ unsigned dout_full(int i) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, dout_full, i);
+  }
+  __device__ __forceinline__ unsigned dout_empty(int i) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, dout_empty, i);
+  }
 };
+
+// Named barriers: of the math warps; of those and the writer of a piece of dq, one for each buffer and for each writer.
+constexpr int kMathBarrier = 1, kDqEmptyBarrier = 2, kDqFullBarrier = 4, kDqThreads = 32 * Config::kMathWarps + 32;
 
 // What a block of threads has to do.
 struct Work {
   SequenceInfo s;
-  int batch, head;  // head: of the own side
-  int begin, end;   // own rows
-  int first, tiles;  // the first row of the first tile, even; tiles of each head
-  int heads;         // of the tile side: the query heads of a KV head, or 1
+  int batch, head;   // head: of k and v
+  int begin, end;    // keys
+  int first, tiles;  // the first query of the first tile; tiles of each head
+  int heads;         // of q
+  __device__ __forceinline__ int steps() const { return heads * tiles; }
 
-  // Rows that an own row sees.
-  __device__ __forceinline__ Span seen_by(const BackwardParams& p, int row) const {
-    if (row >= end) return {0, 0};
-    return Config::kOfKeys ? queries_of_key(p, s, row) : keys_of_query(p, s, row);
+  // Queries that see a key.
+  __device__ __forceinline__ Span seen_by(const BackwardParams& p, int key) const {
+    return key < end ? queries_of_key(p, s, key) : Span{0, 0};
   }
 };
 
-__device__ __forceinline__ Work work_of(const BackwardParams& p, const BackwardTile& tile, int head) {
+// The steps of a block: the tiles from the last one on, and of each all query heads. All blocks of a sequence that have
+// the causal end begin with the same tile, and nobody waits long for the sums of dq.
+struct Step {
+  int row, head;  // the tile's first query; among the heads of q
+  __device__ __forceinline__ explicit Step(const Work& w) : row(w.first + (w.tiles - 1) * Config::kTile), head(0) {}
+  __device__ __forceinline__ void next(const Work& w) {
+    if (++head == w.heads) head = 0, row -= Config::kTile;
+  }
+};
+
+// item: of the list's blocks of keys times heads, which must have it.
+__device__ __forceinline__ Work work_of(const BackwardParams& p, int item) {
+  const BackwardTile tile = tiles_of(p.kv_list)[item / p.num_heads_kv];
+  const int head = item % p.num_heads_kv;
   Work w;
   w.s = read_sequence(p, tile.batch);
   w.batch = tile.batch, w.head = head, w.begin = tile.begin;
-  w.end = min(tile.begin + Config::kRows, Config::kOfKeys ? key_extent(p, tile.batch) : w.s.num_q);
-  const int last = Config::kOfKeys ? min(w.end, w.s.num_keys) - 1 : w.end - 1;  // that sees something
-  w.heads = Config::kOfKeys ? p.group : 1;
+  w.end = min(tile.begin + Config::kKeys, key_extent(p, tile.batch));
+  w.heads = p.group;
   w.first = w.tiles = 0;
+  const int last = min(w.end, w.s.num_keys) - 1;  // that is seen
   if (last < w.begin) return w;
   const int begin = w.seen_by(p, w.begin).begin, end = w.seen_by(p, last).end;
-  w.first = begin / 2 * 2;
+  w.first = begin / Config::kTile * Config::kTile;
   if (end > begin) w.tiles = (end - w.first + Config::kTile - 1) / Config::kTile;
   return w;
 }

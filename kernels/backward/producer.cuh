@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The TMA producer of the gradient kernel: one warp copies the block's own rows, then tile after tile of the other
-// side, as far ahead as the stages allow. Rows behind a sequence's end belong to others, or are zeros; they are masked.
+// The TMA producer of the gradient kernel: one warp copies the block's keys, then tile after tile of queries, as far
+// ahead as the stages allow. Rows behind a sequence's end belong to others, or are zeros; they are masked.
 #pragma once
 
 #include "backward/config.cuh"
@@ -9,10 +9,9 @@
 
 namespace attune::backward {
 
-// Of q, k, v and dout, [batch or 1, rows, heads, channels]: boxes of one line of channels of the own side's or the
-// tiles' rows.
+// [batch or 1, rows, heads, channels]: boxes of one line of channels of a block's keys, or of a tile's queries.
 struct Maps {
-  const ptx::TensorMap &own_x, &own_y, &tile_x, &tile_y;
+  const ptx::TensorMap &k, &v, &q, &dout;
 };
 
 class Producer {
@@ -23,40 +22,50 @@ class Producer {
   __device__ __forceinline__ void run() const {
     if (!ptx::elect()) return;
     if (work_.tiles == 0) return;
-    ptx::arrive_expecting(smem_.own_full(), (Config::kLinesX + Config::kLinesY) * Config::kRows * 128);
-    copy<Config::kLinesX, Config::kRows>(smem_.own_x(), maps_.own_x, smem_.own_full(), work_.head, work_.begin,
-                                         Config::kOfKeys);
-    copy<Config::kLinesY, Config::kRows>(smem_.own_y(), maps_.own_y, smem_.own_full(), work_.head, work_.begin,
-                                         Config::kOfKeys);
-    common::PipelineState pipe;
-    for (int h = 0; h < work_.heads; ++h) {
-      const int head = Config::kOfKeys ? work_.head * p_.group + h : work_.head / p_.group;
-      for (int i = 0; i < work_.tiles; ++i, pipe.next<Config::kStages>())
-        load(pipe, head, work_.first + i * Config::kTile);
+    ptx::arrive_expecting(smem_.own_full(), (Config::kLinesQk + Config::kLinesV) * Config::kKeys * 128);
+    copy_keys<Config::kLinesQk>(smem_.k(), maps_.k);
+    copy_keys<Config::kLinesV>(smem_.v(), maps_.v);
+    common::PipelineState q, dout;
+    Step step(work_);
+    for (int i = 0; i < work_.steps(); ++i, step.next(work_)) {
+      const int head = work_.head * p_.group + step.head;
+      load_q(q, head, step.row);
+      load_dout(dout, head, step.row);
+      q.next<Config::kQStages>();
+      dout.next<Config::kDoutStages>();
     }
   }
 
  private:
-  __device__ __forceinline__ void load(const common::PipelineState& pipe, int head, int row) const {
-    const unsigned full = smem_.full(pipe.stage);
-    ptx::wait_phase(smem_.empty(pipe.stage), pipe.phase ^ 1);
-    ptx::arrive_expecting(full, Config::kTileBytes);
-    copy<Config::kLinesX, Config::kTile>(smem_.tile_x(pipe.stage), maps_.tile_x, full, head, row, !Config::kOfKeys);
-    copy<Config::kLinesY, Config::kTile>(smem_.tile_y(pipe.stage), maps_.tile_y, full, head, row, !Config::kOfKeys);
-    if constexpr (Config::kOfKeys) {
-      ptx::copy_bytes(smem_.stats(pipe.stage), stats_of(p_, work_.s, work_.batch, head) + row,
-                      Config::kTile * sizeof(RowStats), full);
-    }
+  template <int kLines>
+  __device__ __forceinline__ void copy_keys(unsigned to, const ptx::TensorMap& map) const {
+    copy<kLines, Config::kKeys>(to, map, smem_.own_full(), work_.head,
+                                static_cast<int>(work_.s.kv_row) + work_.begin, p_.kv_flat);
   }
+
+  // With the stats of its rows.
+  __device__ __forceinline__ void load_q(const common::PipelineState& pipe, int head, int row) const {
+    const unsigned full = smem_.q_full(pipe.stage);
+    ptx::wait_phase(smem_.q_empty(pipe.stage), pipe.phase ^ 1);
+    ptx::arrive_expecting(full, Config::kQBytes + Config::kTile * sizeof(RowStats));
+    copy<Config::kLinesQk, Config::kTile>(smem_.q(pipe.stage), maps_.q, full, head, q_row(row), p_.q_flat);
+    ptx::copy_bytes(smem_.stats(pipe.stage), stats_of(p_, work_.s, work_.batch, head) + row,
+                    Config::kTile * sizeof(RowStats), full);
+  }
+  __device__ __forceinline__ void load_dout(const common::PipelineState& pipe, int head, int row) const {
+    const unsigned full = smem_.dout_full(pipe.stage);
+    ptx::wait_phase(smem_.dout_empty(pipe.stage), pipe.phase ^ 1);
+    ptx::arrive_expecting(full, Config::kDoutBytes);
+    copy<Config::kLinesV, Config::kTile>(smem_.dout(pipe.stage), maps_.dout, full, head, q_row(row), p_.q_flat);
+  }
+  __device__ __forceinline__ int q_row(int row) const { return static_cast<int>(work_.s.q_row) + row; }
 
   template <int kLines, int kCount>
   __device__ __forceinline__ void copy(unsigned to, const ptx::TensorMap& map, unsigned full, int head, int row,
-                                       bool of_keys) const {
-    const bool flat = of_keys ? p_.kv_flat : p_.q_flat;
-    const int at = static_cast<int>(of_keys ? work_.s.kv_row : work_.s.q_row) + row;
+                                       bool flat) const {
 #pragma unroll
     for (int line = 0; line < kLines; ++line)
-      ptx::tma_load(to + line * kCount * 128, map, full, 64 * line, head, at, flat ? 0 : work_.batch);
+      ptx::tma_load(to + line * kCount * 128, map, full, 64 * line, head, row, flat ? 0 : work_.batch);
   }
 
   const BackwardParams& p_;

@@ -160,11 +160,11 @@ extern "C" __global__ void __launch_bounds__(attune::backward::kThreads, 2)
   ptx::wait_for_previous_kernels();
   const GridBlock block(kOfKeys ? p.num_heads_kv : p.num_heads_q);
   BackwardList* const list = kOfKeys ? p.kv_list : p.q_list;
-  if (block.index >= list->num_tiles || p.nonfinite[blockIdx.x] == 0) return;
+  if (block.index >= list->num_tiles || (kOfKeys ? p.kv_nonfinite : p.q_nonfinite)[blockIdx.x] == 0) return;
   const BackwardTile tile = tiles_of(list)[block.index];
   const SequenceInfo s = read_sequence(p, tile.batch);
   const Rows rows{p, s, tile.batch};
-  const int end = min(tile.begin + kBackwardRows, kOfKeys ? key_extent(p, tile.batch) : s.num_q);
+  const int end = min(tile.begin + (kOfKeys ? p.block_keys : kBackwardRows), kOfKeys ? key_extent(p, tile.batch) : s.num_q);
   for (int row = tile.begin + static_cast<int>(threadIdx.x) / 32; row < end; row += kThreads / 32) {
     if constexpr (kOfKeys) {
       recompute_key(rows, row, block.head);

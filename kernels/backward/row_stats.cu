@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stats of every row of q: its lse in base 2, and delta = <dout, out> - dlse. Grid: blocks of queries times query
-// heads.
-#include "backward/rows.cuh"
+// The stats of every row of q: its lse in base 2, and delta = <dout, out> - dlse. Nobody has added to dq's sums yet.
+// Grid: blocks of queries times query heads.
+#include "backward/dq.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/math.cuh"
 
@@ -96,6 +96,13 @@ extern "C" __global__ void __launch_bounds__(attune::backward::kThreads)
   const SequenceInfo s = read_sequence(p, tile.batch);
   const RowsOf rows{p, s, tile.batch, block.head};
   const int end = min(tile.begin + kBackwardRows, s.num_q);
+  const int turns = static_cast<int>(threadIdx.x);
+  if (turns < kBackwardRows / kBackwardTile * ATTUNE_DQ_PIECES) {
+    const int row = tile.begin + turns / ATTUNE_DQ_PIECES * kBackwardTile;
+    if (row < end) {
+      p.dq_turns[dq_tile_at(p, s, tile.batch, block.head, row) * ATTUNE_DQ_PIECES + turns % ATTUNE_DQ_PIECES] = 0;
+    }
+  }
   if (p.stats_vectors) {
     for (int first = tile.begin; first < end; first += kThreads / 8) {
       const int row = first + static_cast<int>(threadIdx.x) / 8;

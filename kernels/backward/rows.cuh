@@ -10,7 +10,7 @@ namespace attune::backward {
 
 using common::int_at, common::clamp_int;
 using kernels::BackwardList, kernels::BackwardParams, kernels::BackwardTile, kernels::GradientRows;
-using kernels::kBackwardRows, kernels::NewRows, kernels::RowStats;
+using kernels::kBackwardRows, kernels::kBackwardTile, kernels::NewRows, kernels::RowStats;
 using scheduler::read_sequence, scheduler::SequenceInfo;
 
 // [begin, end); end <= begin: empty.
@@ -67,6 +67,26 @@ __device__ __forceinline__ long long query_offset(const BackwardParams& p, const
 template <class Rows>
 __device__ __forceinline__ long long key_offset(const SequenceInfo& s, int b, const Rows& of, int key, int head) {
   return kv_offset(s, b, of.batch_stride, of.row_stride) + key * of.row_stride + head * of.head_stride;
+}
+
+// Whether two channels of a gradient can be stored at once.
+template <int kChannels>
+__device__ __forceinline__ bool takes_pairs(const GradientRows& to) {
+  return to.dtype != common::kFloat32 && to.dim_stride == 1 && kChannels % 2 == 0 &&
+         (to.row_stride | to.head_stride | to.batch_stride) % 2 == 0 &&
+         reinterpret_cast<unsigned long long>(to.data) % 4 == 0;
+}
+// Stores `channel` and the next one, if there is one, of the row that begins at `first`.
+template <int kChannels>
+__device__ __forceinline__ void store_pair(const GradientRows& to, bool pairs, long long first, int channel, float x,
+                                           float y) {
+  if (pairs) {
+    *reinterpret_cast<unsigned*>(to.data + 2 * (first + channel)) =
+        to.dtype == common::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+    return;
+  }
+  common::store_element(to.dtype, to.data, first + channel * to.dim_stride, x);
+  if (channel + 1 < kChannels) common::store_element(to.dtype, to.data, first + (channel + 1) * to.dim_stride, y);
 }
 
 __device__ __forceinline__ BackwardTile* tiles_of(BackwardList* list) {

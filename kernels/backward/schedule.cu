@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lists the blocks of rows of the backward from the lengths on the device: block 0 those of queries, block 1 those of
 // keys. Those that see most come first, so that no long one begins last: a counting sort by the rows that they see.
-// Equal ones come in any order.
+// Those of a sequence keep their order, which a block of keys needs (gradients.cu); sequences come in any.
 #include "backward/rows.cuh"
 #include "ptx/grid.cuh"
 #include "scheduler/scan.cuh"
@@ -9,24 +9,52 @@
 namespace attune::backward {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32, kBuckets = 1024;
+// So many blocks of a sequence stay together: they read the same rows of the other side, and add to the same sums of dq,
+// while these are in L2.
+constexpr int kRun = 4;
 
-// Calls body(b, first row, rows that it sees) for every block of rows. A warp, or a thread, has a sequence.
+// The rows that a block of rows sees. Of keys: at most, and no more than the block before.
+__device__ __forceinline__ int rows_seen(const BackwardParams& p, const SequenceInfo& s, bool of_keys, int begin,
+                                         int end) {
+  if (of_keys) {
+    if (begin >= s.num_keys) return 0;
+    const int below = s.num_q - queries_of_key(p, s, begin).begin;
+    const int right = p.causal ? 0 : static_cast<int>(p.window_right);
+    if (p.window_left < 0 || right < 0) return below;
+    return static_cast<int>(min(static_cast<long long>(below), p.window_left + right + p.block_keys));
+  }
+  return max(keys_of_query(p, s, end - 1).end - keys_of_query(p, s, begin).begin, 0);
+}
+
+// A warp has a sequence, and its lanes come to body together; of many sequences, a thread has one.
+__device__ __forceinline__ bool has_warps(const BackwardParams& p) { return p.batch < kThreads; }
+
+// Calls body(b, first row, rows that it sees) for the blocks of rows, those of a sequence in order. A lane of a warp
+// that has no block: -1.
 template <class Body>
 __device__ __forceinline__ void for_each_block(const BackwardParams& p, bool of_keys, const Body& body) {
-  const int lanes = p.batch >= kThreads ? 1 : 32;
+  const int block = of_keys ? p.block_keys : kBackwardRows;
+  const int lanes = has_warps(p) ? 32 : 1, lane = static_cast<int>(threadIdx.x) % lanes;
   for (int b = threadIdx.x / lanes; b < p.batch; b += kThreads / lanes) {
     const SequenceInfo s = read_sequence(p, b);
     const int rows = of_keys ? key_extent(p, b) : s.num_q;
-    for (int begin = threadIdx.x % lanes * kBackwardRows; begin < rows; begin += lanes * kBackwardRows) {
-      const int last = min(begin + kBackwardRows, of_keys ? s.num_keys : rows) - 1;
-      Span seen{0, 0};
-      if (last >= begin) {
-        seen = of_keys ? Span{queries_of_key(p, s, begin).begin, queries_of_key(p, s, last).end}
-                       : Span{keys_of_query(p, s, begin).begin, keys_of_query(p, s, last).end};
-      }
-      body(b, begin, max(seen.end - seen.begin, 0));
+    for (int first = 0; first < rows; first += lanes * block) {
+      const int begin = first + lane * block, run = begin / (kRun * block) * (kRun * block);
+      body(b, begin, begin < rows ? rows_seen(p, s, of_keys, run, min(run + block, rows)) : -1);
     }
   }
+}
+
+// The next place in a bucket; -1: none. Lanes of a warp get theirs in order, one of those with the same bucket takes
+// them.
+__device__ __forceinline__ int take_place(bool of_warp, int bucket, int* first) {
+  if (!of_warp) return atomicAdd(&first[bucket], 1);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const unsigned same = __match_any_sync(0xffffffffu, bucket);
+  const int leader = __ffs(static_cast<int>(same)) - 1;
+  int at = 0;
+  if (lane == leader && bucket >= 0) at = atomicAdd(&first[bucket], __popc(same));
+  return __shfl_sync(0xffffffffu, at, leader) + __popc(same & ((1u << lane) - 1));
 }
 
 // Bucket 0 has the blocks that see most. shift: so that all fit.
@@ -44,7 +72,9 @@ __device__ __forceinline__ void list_blocks(const BackwardParams& p, bool of_key
   __syncthreads();
   int shift = 0;
   while (most >> shift >= kBuckets) ++shift;
-  for_each_block(p, of_keys, [&](int, int, int seen) { atomicAdd(&first[bucket_of(seen, shift)], 1); });
+  for_each_block(p, of_keys, [&](int, int, int seen) {
+    if (seen >= 0) atomicAdd(&first[bucket_of(seen, shift)], 1);
+  });
   __syncthreads();
   // The counts become where each bucket begins.
   const int count = first[thread];
@@ -59,11 +89,11 @@ __device__ __forceinline__ void list_blocks(const BackwardParams& p, bool of_key
   first[thread] = before + upto - count;
   // More than all sequences can have, where their offsets overlap: these are left out.
   const int most_tiles = of_keys ? p.max_kv_tiles : p.max_q_tiles;
-  if (thread == 0) list->num_tiles = min(all, most_tiles);
+  if (thread == 0) list->num_tiles = min(all, most_tiles), list->next = 0;
   __syncthreads();
   for_each_block(p, of_keys, [&](int b, int begin, int seen) {
-    const int at = atomicAdd(&first[bucket_of(seen, shift)], 1);
-    if (at < most_tiles) tiles_of(list)[at] = {b, begin};
+    const int at = take_place(has_warps(p), seen >= 0 ? bucket_of(seen, shift) : -1, first);
+    if (seen >= 0 && at < most_tiles) tiles_of(list)[at] = {b, begin};
   });
 }
 

@@ -20,6 +20,11 @@ __device__ __forceinline__ unsigned add_arrivals(unsigned* counter, unsigned cou
   return before;
 }
 
+// Counts one arrival. Release: as above.
+__device__ __forceinline__ void release_arrival(unsigned* counter) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
 // Writes visible to this thread are visible to threads that read x with load_acquire().
 __device__ __forceinline__ void store_release(unsigned* at, unsigned x) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(x) : "memory");
@@ -30,6 +35,11 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned* at) {
   return x;
 }
 
+// Spins until others, which must be running, have counted at least `count` arrivals.
+__device__ __forceinline__ void wait_for_arrivals(const unsigned* counter, unsigned count) {
+  while (load_acquire(counter) < count) {
+  }
+}
 // Spins until another kernel, which must be running, has released a value other than x.
 __device__ __forceinline__ void wait_for_change(const unsigned* at, unsigned x) {
   while (load_acquire(at) == x) {

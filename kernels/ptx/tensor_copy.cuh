@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // TMA loads of boxes of a tensor. PTX ISA, "cp.async.bulk.tensor". One thread issues a copy, whose bytes complete at an
-// mbarrier. Elements outside the tensor become zero, and count too.
+// mbarrier. Elements outside the tensor become zero, and count too. And copies of contiguous bytes.
 #pragma once
 
 namespace attune::ptx {
@@ -54,5 +54,21 @@ __device__ __forceinline__ void copy_bytes(unsigned shared, const void* global, 
                "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
 }
+
+// From shared to global memory: copies bytes, or adds floats to those there, one by one. Number and addresses are
+// multiples of 16. PTX ISA, "cp.async.bulk", "cp.reduce.async.bulk".
+__device__ __forceinline__ void store_bytes(void* global, unsigned shared, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void add_floats(float* global, unsigned shared, unsigned bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global), "r"(shared),
+               "r"(bytes)
+               : "memory");
+}
+// Of this thread's stores: commits them to a group; waits until all groups have read shared memory; until they are done.
+__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void wait_until_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void wait_until_stored() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 }  // namespace attune::ptx

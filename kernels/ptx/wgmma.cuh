@@ -139,4 +139,29 @@ ATTUNE_WGMMAS_ALONG_K(256, 128, 129, 130, 131, 132, 133)
 #undef ATTUNE_WGMMAS_ALONG_K
 #undef ATTUNE_WGMMA_ALONG_K
 
+// Both in shared memory, b N-major, of 16-bit elements: static void shared(d, a, b, accumulate).
+template <int kN, Type kType>
+struct WgmmaAlongN;
+
+// i0..i2: the numbers of the operands after the n / 2 of d.
+#define ATTUNE_WGMMA_ALONG_N(n, kind, name, i0, i1, i2)                                                           \
+  template <>                                                                                                     \
+  struct WgmmaAlongN<n, Type::kind> {                                                                             \
+    __device__ __forceinline__ static void shared(float (&d)[n / 2], Descriptor a, Descriptor b, int accumulate) { \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n          \
+                   "k16.f32." name "." name " {" ATTUNE_N##n "}, %" #i0 ", %" #i1 ", p, 1, 1, 0, 1;\n}"           \
+                   : ATTUNE_O##n                                                                                  \
+                   : "l"(a.bits()), "l"(b.bits()), "r"(accumulate)                                                \
+                   : "memory");                                                                                   \
+    }                                                                                                             \
+  };
+#define ATTUNE_WGMMAS_ALONG_N(n, ...)                 \
+  ATTUNE_WGMMA_ALONG_N(n, kBf16, "bf16", __VA_ARGS__) \
+  ATTUNE_WGMMA_ALONG_N(n, kF16, "f16", __VA_ARGS__)
+ATTUNE_WGMMAS_ALONG_N(32, 16, 17, 18)
+ATTUNE_WGMMAS_ALONG_N(64, 32, 33, 34)
+ATTUNE_WGMMAS_ALONG_N(128, 64, 65, 66)
+#undef ATTUNE_WGMMAS_ALONG_N
+#undef ATTUNE_WGMMA_ALONG_N
+
 }  // namespace attune::ptx

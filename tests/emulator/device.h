@@ -101,6 +101,12 @@ inline unsigned __ballot_sync(unsigned, bool x) {
   for (int i = 0; i < 32; ++i) lanes |= all[i] != 0 ? 1u << i : 0;
   return lanes;
 }
+inline unsigned __match_any_sync(unsigned, int x) {
+  const uint64_t* all = attune::emulator::exchange(static_cast<unsigned>(x));
+  unsigned lanes = 0;
+  for (int i = 0; i < 32; ++i) lanes |= all[i] == static_cast<unsigned>(x) ? 1u << i : 0;
+  return lanes;
+}
 inline unsigned __reduce_max_sync(unsigned, unsigned x) {
   const uint64_t* all = attune::emulator::exchange(x);
   for (int i = 0; i < 32; ++i) x = max(x, static_cast<unsigned>(all[i]));

@@ -213,13 +213,16 @@ void arrive(unsigned barrier, unsigned expected_bytes) {
 }
 void complete_bytes(unsigned barrier, unsigned bytes) { complete_bytes_at(cluster_rank(), barrier, bytes); }
 
+void let_others_run() {
+  g_block->polled = true;
+  leave_turn();
+}
 bool phase_ended(unsigned barrier, unsigned parity) {
   Barrier& b = barrier_at(barrier);
   note_use(*g_block, barrier);
   const bool ended = b.phase % 2 != parity;
   if (!ended) {
-    g_block->polled = true;
-    leave_turn();
+    let_others_run();
   } else {
     acquire_phase(b, parity);
   }
@@ -282,6 +285,31 @@ void store_async(unsigned rank, unsigned at, const void* from, unsigned bytes, u
   }
   std::memcpy(to, from, bytes);
   complete_bytes_at(rank, barrier, bytes);
+}
+
+namespace {
+// The bytes that a thread's copy engine takes from shared memory.
+const unsigned char* copied_bytes(const void* global, unsigned shared, unsigned bytes) {
+  if ((shared | bytes | reinterpret_cast<uintptr_t>(global)) % 16 != 0)
+    throw std::runtime_error("a bulk copy of, from or to no multiple of 16 bytes");
+  const unsigned at = shared - kSharedBase;
+  if (at > kSharedBytes || kSharedBytes - at < bytes) throw std::runtime_error("a bulk copy leaves shared memory");
+  const unsigned char* const from = g_block->shared + at;
+  if (shadow() != nullptr) shadow()->begin_store(from, global, bytes);
+  ++g_block->progress;
+  return from;
+}
+}  // namespace
+void store_bytes(void* global, unsigned shared, unsigned bytes) {
+  std::memcpy(global, copied_bytes(global, shared, bytes), bytes);
+}
+void add_floats(float* global, unsigned shared, unsigned bytes) {
+  const unsigned char* const from = copied_bytes(global, shared, bytes);
+  for (unsigned i = 0; i < bytes / 4; ++i) {
+    float x;
+    std::memcpy(&x, from + 4 * i, 4);
+    global[i] += x;
+  }
 }
 
 void fence_async_proxy() {

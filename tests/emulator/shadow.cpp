@@ -85,6 +85,13 @@ void Shadow::begin_copy(const void* at, unsigned bytes) {
   go_through(at, bytes, {copies_of(me), me, lane().copies + 1, true, false, Cell::kPlain, here(me, nullptr)});
 }
 
+void Shadow::begin_store(const void* from, const void* to, unsigned bytes) {
+  const unsigned me = running();
+  const Site site = here(me, nullptr);
+  go_through(from, bytes, {copies_of(me), me, lane().copies + 1, false, true, Cell::kPlain, site});
+  go_through(to, bytes, {copies_of(me), me, lane().copies + 1, true, false, Cell::kPlain, site});
+}
+
 void Shadow::init_barrier(Barrier& b, const void* at) {
   const unsigned me = running();
   b.agent = first_barrier() + static_cast<unsigned>(barriers_.size());

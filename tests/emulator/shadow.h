@@ -69,6 +69,8 @@ class Shadow {
   void read_by_copy(const void* at, unsigned bytes, const Barrier& counts);
   // cp.async.
   void begin_copy(const void* at, unsigned bytes);
+  // Bulk copies to global memory, which are waited for as those.
+  void begin_store(const void* from, const void* to, unsigned bytes);
   void close_copies();
   void wait_for_copies(size_t pending);
   void release_copies(Meeting& m);  // and nothing else that the thread has done

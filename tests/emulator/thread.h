@@ -62,6 +62,7 @@ ATTUNE_EMULATOR void arrive(unsigned barrier, unsigned expected_bytes);
 ATTUNE_EMULATOR void complete_bytes(unsigned barrier, unsigned bytes);
 ATTUNE_EMULATOR bool phase_ended(unsigned barrier, unsigned parity);  // lets the other threads run where it has not
 ATTUNE_EMULATOR void wait_phase(unsigned barrier, unsigned parity);
+ATTUNE_EMULATOR void let_others_run();  // before this thread looks again for what has not happened yet
 // Those of another block of the cluster.
 ATTUNE_EMULATOR void arrive_at(unsigned rank, unsigned barrier);
 ATTUNE_EMULATOR void complete_bytes_at(unsigned rank, unsigned barrier, unsigned bytes);
@@ -77,6 +78,10 @@ ATTUNE_EMULATOR void copy_bytes(unsigned shared, const void* global, unsigned by
 // copies: from shared memory, by the copy engine.
 ATTUNE_EMULATOR void store_async(unsigned rank, unsigned at, const void* from, unsigned bytes, unsigned barrier,
                                  bool copies);
+
+// Copies from shared memory, and sums there, by the copy engine.
+ATTUNE_EMULATOR void store_bytes(void* global, unsigned shared, unsigned bytes);
+ATTUNE_EMULATOR void add_floats(float* global, unsigned shared, unsigned bytes);
 
 // For the search for races.
 ATTUNE_EMULATOR void fence_async_proxy();

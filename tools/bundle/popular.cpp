@@ -435,7 +435,8 @@ void add_backward(const PopularModel& m, Kernels& kernels) {
   cuda::backward::Config c;
   c.head_dim_qk = static_cast<int>(m.head_dim_qk), c.head_dim_v = static_cast<int>(m.head_dim_v);
   c.dtype = ATTUNE_BFLOAT16;
-  for (const cuda::KernelSpec& spec : c.kernels({false, true})) add(spec, kernels);
+  c.dq_tiles = 1, c.with_dkv = true;
+  for (const cuda::backward::Launch& launch : cuda::backward::launches(c)) add(launch.kernel, kernels);
 }
 
 std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& models) {

@@ -28,7 +28,10 @@ size_t lay_out(const Config& c, void* workspace, kernels::BackwardParams& k) {
   k.q_list = take_list(c.max_q_tiles);
   k.kv_list = take_list(c.max_kv_tiles);
   k.stats = w.take<kernels::RowStats>(c.heads_q * c.stats_stride);
-  k.nonfinite = w.take<int>(std::max(c.blocks(false), c.blocks(true)));
+  k.dq_sums = w.take<float>(c.heads_q * c.dq_tiles * kernels::dq_tile_floats(c.head_dim_qk));
+  k.dq_turns = w.take<unsigned>(c.heads_q * c.dq_tiles * kernels::dq_pieces(c.head_dim_qk));
+  k.q_nonfinite = w.take<int>(c.blocks(false));
+  k.kv_nonfinite = w.take<int>(c.blocks(true));
   return w.size();
 }
 
@@ -56,27 +59,36 @@ void for_each_input(const BackwardProblem& p, const Body& body) {
 
 }  // namespace
 
-// As wide as the registers of the accumulators allow: wide tiles read the own side from shared memory less often.
-Pass Config::pass(bool of_keys) const { return of_keys ? Pass{true, 64, 4} : Pass{false, 96, 3}; }
+int Config::q_stages() const { return std::max(head_dim_qk, head_dim_v) > 64 ? 2 : 4; }
+// Less only where shared memory is too small: the next tile is copied while its products run.
+int Config::dout_stages() const {
+  const int stages = q_stages();
+  constexpr int kMostSharedBytes = 227 * 1024;
+  return kernels::backward_shared_bytes(head_dim_qk, head_dim_v, stages, stages) <= kMostSharedBytes ? stages : 1;
+}
 
-size_t Config::shared_bytes(const Pass& pass) const {
-  return static_cast<size_t>(kernels::backward_shared_bytes(head_dim_qk, head_dim_v, pass.tile, pass.stages));
+size_t Config::shared_bytes() const {
+  return static_cast<size_t>(kernels::backward_shared_bytes(head_dim_qk, head_dim_v, q_stages(), dout_stages()));
 }
 
 KernelSpec Config::schedule_kernel() const { return {"backward/schedule.cu", "attune_backward_schedule", {}, 0}; }
 KernelSpec Config::row_stats_kernel() const {
   return {"backward/row_stats.cu",
           "attune_backward_row_stats",
-          {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_V", head_dim_v)},
+          {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_V", head_dim_v),
+           define("ATTUNE_DQ_PIECES", with_dq() ? kernels::dq_pieces(head_dim_qk) : 0)},
           0};
 }
-KernelSpec Config::gradients_kernel(const Pass& pass) const {
+KernelSpec Config::gradients_kernel() const {
   return {"backward/gradients.cu",
           "attune_backward_gradients",
           {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk),
-           define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_OF_KEYS", pass.of_keys ? 1 : 0),
-           define("ATTUNE_TILE", pass.tile), define("ATTUNE_STAGES", pass.stages)},
-          shared_bytes(pass)};
+           define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_WITH_DQ", with_dq() ? 1 : 0),
+           define("ATTUNE_Q_STAGES", q_stages()), define("ATTUNE_DOUT_STAGES", dout_stages())},
+          shared_bytes()};
+}
+KernelSpec Config::store_dq_kernel() const {
+  return {"backward/store_dq.cu", "attune_backward_store_dq", {define("ATTUNE_HEAD_DIM_QK", head_dim_qk)}, 0};
 }
 KernelSpec Config::recompute_kernel(bool of_keys) const {
   return {"backward/recompute.cu",
@@ -86,12 +98,15 @@ KernelSpec Config::recompute_kernel(bool of_keys) const {
           0};
 }
 
-std::vector<KernelSpec> Config::kernels(const std::vector<bool>& of_keys) const {
-  std::vector<KernelSpec> list = {schedule_kernel(), row_stats_kernel()};
-  for (const bool keys : of_keys) {
-    list.push_back(gradients_kernel(pass(keys)));
-    list.push_back(recompute_kernel(keys));
+std::vector<Launch> launches(const Config& c) {
+  std::vector<Launch> list = {{c.schedule_kernel(), 2, Config::kScheduleThreads}};
+  list.push_back({c.row_stats_kernel(), c.blocks(false), Config::kRowThreads});
+  list.push_back({c.gradients_kernel(), c.blocks(true), Config::kThreads, true});
+  if (c.with_dq()) {
+    list.push_back({c.store_dq_kernel(), c.blocks(false), Config::kRowThreads});
+    list.push_back({c.recompute_kernel(false), c.blocks(false), Config::kRowThreads});
   }
+  if (c.with_dkv) list.push_back({c.recompute_kernel(true), c.blocks(true), Config::kRowThreads});
   return list;
 }
 
@@ -110,9 +125,12 @@ Config choose_config(const BackwardProblem& p) {
   c.heads_q = f.heads_q;
   c.heads_kv = f.heads_kv;
   c.max_q_tiles = f.cu_q ? f.total_q / kRows + f.batch : f.batch * ceil_div(f.fixed_q, kRows);
-  c.max_kv_tiles = f.cu_kv ? f.k.rows / kRows + f.batch : f.batch * ceil_div(f.fixed_kv, kRows);
+  const int64_t keys = c.block_keys();
+  c.max_kv_tiles = f.cu_kv ? f.k.rows / keys + f.batch : f.batch * ceil_div(f.fixed_kv, keys);
   // Each sequence begins at an even row; a tile may reach beyond the last one.
   c.stats_stride = round_up(f.total_q + f.batch + kRows, 2);
+  if (p.dq) c.dq_tiles = f.total_q / kernels::kBackwardTile + f.batch;
+  c.with_dkv = p.dk || p.dv;
   return c;
 }
 
@@ -159,28 +177,26 @@ kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, voi
                             f.head_dim_v % 8 == 0
                         ? 1
                         : 0;
+  k.dq_tiles = to_int(c.dq_tiles);
+  k.block_keys = c.block_keys();
   k.max_q_tiles = to_int(c.max_q_tiles), k.max_kv_tiles = to_int(c.max_kv_tiles);
   lay_out(c, workspace, k);
   return k;
 }
 
-Maps describe_maps(const BackwardProblem& p, const Pass& pass) {
+Maps describe_maps(const BackwardProblem& p) {
   const Problem& f = p.forward;
-  const auto q_side = [&](const RowView& v, int64_t head_dim, int rows) {
-    TensorMapDesc m = attention::row_map(f, v, f.heads_q, head_dim, rows, 1);
+  const auto q_side = [&](const RowView& v, int64_t head_dim) {
+    TensorMapDesc m = attention::row_map(f, v, f.heads_q, head_dim, kernels::kBackwardTile, 1);
     if (m.data == nullptr) m.data = f.k.data;  // no queries: what is not read must be a map all the same
     return m;
   };
-  const auto k_side = [&](const RowView& v, int64_t head_dim, int rows) {
-    return attention::row_map(f, v, f.heads_kv, head_dim, rows, 1);
+  const auto k_side = [&](const RowView& v, int64_t head_dim) {
+    return attention::row_map(f, v, f.heads_kv, head_dim,
+                              kernels::backward_keys(to_int(f.head_dim_qk), to_int(f.head_dim_v)), 1);
   };
-  constexpr int kRows = kernels::kBackwardRows;
-  if (pass.of_keys) {
-    return {k_side(f.k, f.head_dim_qk, kRows), k_side(f.v, f.head_dim_v, kRows), q_side(f.q, f.head_dim_qk, pass.tile),
-            q_side(p.dout, f.head_dim_v, pass.tile)};
-  }
-  return {q_side(f.q, f.head_dim_qk, kRows), q_side(p.dout, f.head_dim_v, kRows), k_side(f.k, f.head_dim_qk, pass.tile),
-          k_side(f.v, f.head_dim_v, pass.tile)};
+  return {k_side(f.k, f.head_dim_qk), k_side(f.v, f.head_dim_v), q_side(f.q, f.head_dim_qk),
+          q_side(p.dout, f.head_dim_v)};
 }
 
 }  // namespace attune::cuda::backward

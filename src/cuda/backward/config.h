@@ -13,28 +13,27 @@
 
 namespace attune::cuda::backward {
 
-// Of the gradient kernel, by blocks of keys (dk, dv) or of queries (dq).
-struct Pass {
-  bool of_keys = false;
-  int tile = 64, stages = 4;  // rows of the other side
-};
-
 struct Config {
   int head_dim_qk = 0, head_dim_v = 0;
   int32_t dtype = 0;
   int64_t heads_q = 0, heads_kv = 0;
   int64_t max_q_tiles = 0, max_kv_tiles = 0;  // blocks of rows, at most
   int64_t stats_stride = 0;                   // rows of the stats of a head
+  int64_t dq_tiles = 0;                       // of a head; 0: nobody wants dq
+  bool with_dkv = false;
 
   static constexpr int kThreads = 384, kScheduleThreads = 1024, kRowThreads = 256;
-  Pass pass(bool of_keys) const;
-  size_t shared_bytes(const Pass& pass) const;
+  bool with_dq() const { return dq_tiles > 0; }
+  // Keys of a block of the gradient kernel, and its tiles of q and dout in shared memory.
+  int block_keys() const { return kernels::backward_keys(head_dim_qk, head_dim_v); }
+  int q_stages() const;
+  int dout_stages() const;
+  size_t shared_bytes() const;
   KernelSpec schedule_kernel() const;
   KernelSpec row_stats_kernel() const;
-  KernelSpec gradients_kernel(const Pass& pass) const;
+  KernelSpec gradients_kernel() const;
+  KernelSpec store_dq_kernel() const;
   KernelSpec recompute_kernel(bool of_keys) const;
-  // Schedule and stats, then gradients and recompute of each pass.
-  std::vector<KernelSpec> kernels(const std::vector<bool>& of_keys) const;
   // Blocks of a grid that has a block of rows for each head.
   int64_t blocks(bool of_keys) const { return of_keys ? max_kv_tiles * heads_kv : max_q_tiles * heads_q; }
   size_t workspace_bytes() const;
@@ -48,10 +47,20 @@ void check_run(const BackwardProblem& p);
 
 kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, void* workspace);
 
-// The tensor maps of a pass, in the order of the kernel's parameters.
+// The tensor maps of the gradient kernel, in the order of its parameters.
 struct Maps {
-  TensorMapDesc own_x, own_y, tile_x, tile_y;
+  TensorMapDesc k, v, q, dout;
 };
-Maps describe_maps(const BackwardProblem& p, const Pass& pass);
+Maps describe_maps(const BackwardProblem& p);
+
+// A launch of a run: without tensor maps unless with_maps.
+struct Launch {
+  KernelSpec kernel;
+  int64_t blocks;
+  int threads;
+  bool with_maps = false;
+};
+// In their order. Those without blocks have nothing to do.
+std::vector<Launch> launches(const Config& c);
 
 }  // namespace attune::cuda::backward

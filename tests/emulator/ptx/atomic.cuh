@@ -16,6 +16,10 @@ ATTUNE_UNSEEN inline unsigned add_arrivals(unsigned* counter, unsigned count) {
   *counter += count;
   return before;
 }
+ATTUNE_UNSEEN inline void release_arrival(unsigned* counter) {
+  emulator::synchronize_atomic(counter, false, true);
+  *counter += 1;
+}
 ATTUNE_UNSEEN inline void store_release(unsigned* at, unsigned x) {
   emulator::synchronize_atomic(at, false, true);
   *at = x;
@@ -23,6 +27,9 @@ ATTUNE_UNSEEN inline void store_release(unsigned* at, unsigned x) {
 ATTUNE_UNSEEN inline unsigned load_acquire(const unsigned* at) {
   emulator::synchronize_atomic(at, true, false);
   return *at;
+}
+inline void wait_for_arrivals(const unsigned* counter, unsigned count) {
+  while (load_acquire(counter) < count) emulator::let_others_run();
 }
 // Kernels run one after the other.
 inline void wait_for_change(const unsigned* at, unsigned x) {

@@ -30,4 +30,12 @@ inline void copy_bytes(unsigned shared, const void* global, unsigned bytes, unsi
   emulator::copy_bytes(shared, global, bytes, barrier);
 }
 
+inline void store_bytes(void* global, unsigned shared, unsigned bytes) {
+  emulator::store_bytes(global, shared, bytes);
+}
+inline void add_floats(float* global, unsigned shared, unsigned bytes) { emulator::add_floats(global, shared, bytes); }
+inline void commit_stores() { emulator::commit_copies(); }
+inline void wait_until_read() { emulator::wait_copies(0); }
+inline void wait_until_stored() { emulator::wait_copies(0); }
+
 }  // namespace attune::ptx

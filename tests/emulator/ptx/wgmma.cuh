@@ -37,6 +37,13 @@ struct Wgmma {
 };
 
 template <int kN, Type kType>
+struct WgmmaAlongN {
+  static void shared(float (&d)[kN / 2], Descriptor a, Descriptor b, int accumulate) {
+    emulator::multiply({d, nullptr, a.bits(), b.bits(), kN, accumulate, format_of(kType), true});
+  }
+};
+
+template <int kN, Type kType>
 struct WgmmaAlongK {
   template <class B>
   static void registers(float (&d)[kN / 2], const unsigned* a, B b, int accumulate) {

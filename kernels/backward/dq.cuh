@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sums of dq: tiles of 64 queries in fp32, to which every block of keys that a query of the tile sees adds, in the
+// order of the keys. The first one stores.
+#pragma once
+
+#include "backward/rows.cuh"
+
+namespace attune::backward {
+
+// The channels that a warpgroup has of a head: half of the lines of 64, and of an odd line half of its channels.
+template <int kHeadDim>
+struct HalfHead {
+  static constexpr int kLines = kernels::lines_of(kHeadDim);
+  static constexpr int kWhole = kLines / 2 * 64, kRest = kLines % 2 * 32, kChannels = kWhole + kRest;
+  // The first of its eight channels number `eight`, which registers 4 eight .. + 3 of an accumulator have.
+  __device__ __forceinline__ static int channel_of(int group, int eight) {
+    return 8 * eight < kWhole ? group * kWhole + 8 * eight : (kLines - 1) * 64 + group * 32 + 8 * eight - kWhole;
+  }
+};
+
+// A tile is [pieces][warpgroups][queries][channels of a piece].
+template <int kHeadDimQk>
+struct DqTile {
+  using Half = HalfHead<kHeadDimQk>;
+  static constexpr int kFloats = kernels::dq_tile_floats(kHeadDimQk), kPieces = kernels::dq_pieces(kHeadDimQk);
+  static constexpr int kPieceFloats = kFloats / kPieces;
+  static constexpr int kChannels = Half::kChannels / kPieces, kEights = kChannels / 8;
+  // Where eight channels of a query are in a piece: rows whose eights are swizzled, so that the registers of wgmma go
+  // to shared memory without bank conflicts.
+  __device__ __forceinline__ static int byte_of(int group, int row, int eight) {
+    return (group * kBackwardTile + row) * (kChannels * 4) + (eight ^ row % 4) * 32;
+  }
+};
+
+// The number of a sequence's first tile. Those of sequences do not overlap.
+__device__ __forceinline__ int first_dq_tile(const BackwardParams& p, const SequenceInfo& s, int b) {
+  const long long row = p.cu_seqlens_q.data != nullptr ? s.q_begin : static_cast<long long>(b) * p.fixed_q;
+  return static_cast<int>(row / kBackwardTile) + b;
+}
+// The tile of a head that begins at query `row`, a multiple of 64.
+__device__ __forceinline__ long long dq_tile_at(const BackwardParams& p, const SequenceInfo& s, int b, int head,
+                                                int row) {
+  return static_cast<long long>(head) * p.dq_tiles + first_dq_tile(p, s, b) + row / kBackwardTile;
+}
+// How many blocks of keys add to a tile before that of key `key`. Every block from the first that the tile's first
+// query sees on adds: what a query sees begins no earlier than what the one before it sees.
+__device__ __forceinline__ int dq_turn(const BackwardParams& p, const SequenceInfo& s, int row, int key) {
+  return key / p.block_keys - keys_of_query(p, s, row).begin / p.block_keys;
+}
+
+}  // namespace attune::backward

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Adds dq of each step from shared memory to the sums in global memory, when all blocks of keys before this one have.
+// Three warps take pieces in turn: to see that it is a tile's turn, to add, and to let the next block know takes longer
+// than the products of a tile. The blocks before have been taken before (gradients.cu), so they run or have ended. Turns
+// are counted: where cu_seqlens_q is wrong and sequences overlap, a tile has more than its blocks count, and nobody
+// waits for ever.
+#pragma once
+
+#include "backward/config.cuh"
+#include "ptx/atomic.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/tensor_copy.cuh"
+
+namespace attune::backward {
+
+class DqWriter {
+ public:
+  // number: of this warp among the writers.
+  __device__ __forceinline__ DqWriter(const BackwardParams& p, const Smem& smem, const Work& work, int number)
+      : p_(p), smem_(smem), work_(work), number_(number) {}
+
+  __device__ __forceinline__ void run() const {
+    const int pieces = work_.steps() * Tile::kPieces;
+    for (int n = number_; n < pieces; n += Config::kWriters) {
+      const int i = n / Tile::kPieces, buffer = n % Config::kDqBuffers;
+      const int row = work_.first + (work_.tiles - 1 - i / work_.heads) * Config::kTile;
+      const long long piece =
+          dq_tile_at(p_, work_.s, work_.batch, work_.head * p_.group + i % work_.heads, row) * Tile::kPieces +
+          n % Tile::kPieces;
+      const unsigned turn = static_cast<unsigned>(dq_turn(p_, work_.s, row, work_.begin));
+      if (threadIdx.x % 32 == 0) ptx::wait_for_arrivals(p_.dq_turns + piece, turn);
+      __syncwarp();
+      ptx::named_barrier_sync(kDqFullBarrier + number_, kDqThreads);
+      if (threadIdx.x % 32 == 0) {
+        ptx::fence_async_proxy_global();
+        add(p_.dq_sums + piece * Tile::kPieceFloats, smem_.dq(buffer), turn == 0);
+        ptx::wait_until_read();
+      }
+      __syncwarp();
+      if (n + Config::kDqBuffers < pieces) ptx::named_barrier_arrive(kDqEmptyBarrier + buffer, kDqThreads);
+      if (threadIdx.x % 32 == 0) {
+        ptx::wait_until_stored();
+        ptx::fence_async_proxy_global();
+        ptx::release_arrival(p_.dq_turns + piece);
+      }
+      __syncwarp();
+    }
+  }
+
+ private:
+  using Tile = DqTile<Config::kHeadDimQk>;
+
+  __device__ __forceinline__ static void add(float* to, unsigned from, bool first) {
+    if (first) {
+      ptx::store_bytes(to, from, Tile::kPieceFloats * 4);
+    } else {
+      ptx::add_floats(to, from, Tile::kPieceFloats * 4);
+    }
+    ptx::commit_stores();
+  }
+
+  const BackwardParams& p_;
+  const Smem& smem_;
+  const Work& work_;
+  const int number_;
+};
+
+}  // namespace attune::backward

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// The products of the gradient kernel. Each is issued and committed; its caller waits.
+#pragma once
+
+#include "backward/config.cuh"
+
+namespace attune::backward {
+
+// Units of 16 bytes from the first k-step's operand to that of k-step i: K-major with lines of `rows`; and with K along
+// the rows.
+__device__ __forceinline__ constexpr int k_step(int i, int rows) { return i / 4 * (rows * 8) + i % 4 * ptx::kStepK; }
+constexpr int kStepOfRows = 16 * 128 >> 4;
+
+// to = own * tile^T over kSteps k-steps. own has lines of Config::kKeys rows, tile of Config::kTile.
+template <int kSteps, int kHalf>
+__device__ __forceinline__ void multiply(ptx::Descriptor own, unsigned tile, float (&to)[kHalf]) {
+  const ptx::Descriptor other = ptx::uniform(ptx::descriptor_k_major(tile));
+  ptx::pin(to);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    ptx::Wgmma<2 * kHalf, Config::kMmaType>::shared(to, own + k_step(i, Config::kKeys),
+                                                    other + k_step(i, Config::kTile), i == 0 ? 0 : 1);
+  }
+  ptx::wgmma_commit();
+}
+
+// to += left * tile, left in registers.
+template <int kHalf, int kCount>
+__device__ __forceinline__ void accumulate(unsigned tile, unsigned (&left)[kCount], float (&to)[kHalf]) {
+  const ptx::Descriptor right = ptx::uniform(ptx::descriptor_mn_major(tile, Config::kTile * 128));
+  ptx::pin(to);
+  ptx::pin(left);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < Config::kTile / 16; ++i)
+    ptx::Wgmma<2 * kHalf, Config::kMmaType>::registers(to, left + 4 * i, right + i * kStepOfRows, 1);
+  ptx::wgmma_commit();
+}
+
+// Registers kFirst .. kFirst + kCount - 1.
+template <int kFirst, int kCount, int kAll>
+__device__ __forceinline__ float (&part(float (&x)[kAll]))[kCount] {
+  static_assert(kFirst + kCount <= kAll);
+  return *reinterpret_cast<float(*)[kCount]>(x + kFirst);
+}
+
+// to = left * right, or += if kAdds, for a warpgroup's half of the channels of a head. left [64, kK] is K-major with
+// lines of 64 rows; right has a line of kK rows for each 64 channels.
+template <int kHeadDim, int kK, bool kAdds>
+__device__ __forceinline__ void multiply_half(unsigned left, unsigned right, int group,
+                                              float (&to)[HalfHead<kHeadDim>::kChannels / 2]) {
+  using Half = HalfHead<kHeadDim>;
+  constexpr int kLine = kK * 128;
+  const ptx::Descriptor a = ptx::uniform(ptx::descriptor_k_major(left));
+  const ptx::Descriptor whole =
+      ptx::uniform(ptx::descriptor_mn_major(right + group * (Half::kLines / 2 * kLine), kLine));
+  const ptx::Descriptor rest =
+      ptx::uniform(ptx::descriptor_mn_major(right + (Half::kLines - 1) * kLine + group * 64, kLine));
+  ptx::pin(to);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < kK / 16; ++i) {
+    if constexpr (Half::kWhole > 0) {
+      ptx::WgmmaAlongN<Half::kWhole, Config::kMmaType>::shared(
+          part<0, Half::kWhole / 2>(to), a + k_step(i, 64), whole + i * kStepOfRows, kAdds || i > 0 ? 1 : 0);
+    }
+    if constexpr (Half::kRest > 0) {
+      ptx::WgmmaAlongN<Half::kRest, Config::kMmaType>::shared(part<Half::kWhole / 2, Half::kRest / 2>(to),
+                                                              a + k_step(i, 64), rest + i * kStepOfRows,
+                                                              kAdds || i > 0 ? 1 : 0);
+    }
+  }
+  ptx::wgmma_commit();
+}
+
+}  // namespace attune::backward

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// What both main loops of the gradient kernel share: what a warpgroup is, how it releases stages, and how its dq leaves.
+#pragma once
+
+#include "backward/gemms.cuh"
+#include "backward/softmax.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/matrix.cuh"
+
+namespace attune::backward {
+
+struct Accumulators {
+  float k[Config::kChannelsQk / 2];  // dk, without the scale
+  float v[Config::kChannelsV / 2];   // dv
+};
+
+// 0 or 1.
+__device__ __forceinline__ int math_group() {
+  return __shfl_sync(0xffffffffu, (static_cast<int>(threadIdx.x) - 128) / 128, 0);
+}
+// Of this thread in registers 0 and 1 of its warpgroup's accumulators; those of registers 2 and 3 are 8 further.
+__device__ __forceinline__ int row_of_thread() {
+  return static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+}
+
+// Stores packed scores, [64 keys of four warps][8 kCount / 2 queries], to rows of 128 bytes: of keys, from query `first`
+// on; or transposed, of queries.
+template <int kCount>
+__device__ __forceinline__ void store_scores(unsigned to, int first, const unsigned (&x)[kCount]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
+  const int row = 16 * warp + lane / 8 % 2 * 8 + lane % 8;
+#pragma unroll
+  for (int m = 0; m < kCount / 4; ++m) {
+    const unsigned r[4] = {x[4 * m], x[4 * m + 1], x[4 * m + 2], x[4 * m + 3]};
+    ptx::store_matrix_x4(to + row * 128 + ((first / 8 + 2 * m + lane / 16) ^ lane % 8) * 16, r);
+  }
+}
+template <int kCount>
+__device__ __forceinline__ void store_scores_transposed(unsigned to, int first, const unsigned (&x)[kCount]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
+  const int chunk = (2 * warp + lane / 8 % 2) ^ lane % 8;  // of eight keys
+  const unsigned at = to + (first + lane / 16 * 8 + lane % 8) * 128 + chunk * 16;
+#pragma unroll
+  for (int m = 0; m < kCount / 4; ++m) {
+    const unsigned r[4] = {x[4 * m], x[4 * m + 1], x[4 * m + 2], x[4 * m + 3]};
+    ptx::store_matrix_x4_transposed(at + m * (16 * 128), r);
+  }
+}
+
+// Gives dq of step i to the warps that add it, piece after piece.
+__device__ __forceinline__ void hand_over_dq(const Smem& smem, int group, int i,
+                                             const float (&x)[Config::kChannelsDq / 2]) {
+  using Tile = DqTile<Config::kHeadDimQk>;
+#pragma unroll
+  for (int piece = 0; piece < Tile::kPieces; ++piece) {
+    const int n = i * Tile::kPieces + piece, buffer = n % Config::kDqBuffers;
+    if (n >= Config::kDqBuffers) ptx::named_barrier_sync(kDqEmptyBarrier + buffer, kDqThreads);
+    const unsigned to = smem.dq(buffer) + static_cast<int>(threadIdx.x) % 4 * 8;
+#pragma unroll
+    for (int j = 0; j < Tile::kChannels / 2; j += 2) {
+      const int from = piece * (Tile::kChannels / 2) + j;
+      ptx::store_shared_two(to + Tile::byte_of(group, row_of_thread() + j / 2 % 2 * 8, j / 4), __float_as_uint(x[from]),
+                            __float_as_uint(x[from + 1]));
+    }
+    ptx::fence_async_proxy();
+    ptx::named_barrier_arrive(kDqFullBarrier + n % Config::kWriters, kDqThreads);
+  }
+}
+
+__device__ __forceinline__ void sync_math() { ptx::named_barrier_sync(kMathBarrier, 32 * Config::kMathWarps); }
+
+// All math warps arrive, when they have read a stage.
+__device__ __forceinline__ void release(unsigned empty) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::arrive(empty);
+}
+
+}  // namespace attune::backward

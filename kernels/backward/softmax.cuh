@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// P and dS of the scores that a thread has: of two keys, eight apart, and of the queries of a tile from `column` on. 0
+// where query and key do not see each other, by selection: what is masked may be NaN.
+#pragma once
+
+#include "backward/config.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/math.cuh"
+#include "ptx/shared.cuh"
+
+namespace attune::backward {
+
+template <int kScores>
+class Softmax {
+ public:
+  // key: of registers 0 and 1.
+  __device__ __forceinline__ Softmax(const BackwardParams& p, const Smem& smem, const Work& work, int key, int column)
+      : smem_(smem),
+        scale_log2_(p.scale * common::kLog2e),
+        column_(column + static_cast<int>(threadIdx.x) % 4 * 2) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) seen_[h] = work.seen_by(p, key + 8 * h);
+  }
+
+  // Of the tile that begins at query `row`, whose stats are in `stage`: s becomes P.
+  __device__ __forceinline__ void forward(int row, int stage, float (&s)[kScores]) const {
+    map(row, stage, s, [&](int i, const RowStats& stats) {
+      return ptx::exp2_approx(fmaf(s[i], scale_log2_, -stats.lse2));
+    });
+  }
+  // d, dP, becomes dS. s: P.
+  __device__ __forceinline__ void backward(int row, int stage, const float (&s)[kScores], float (&d)[kScores]) const {
+    map(row, stage, d, [&](int i, const RowStats& stats) { return s[i] * (d[i] - stats.delta); });
+  }
+
+  // Pairs of 16 bits: matrices of 8 keys and 8 queries, one after the other for both keys of a thread.
+  __device__ __forceinline__ static void pack(const float (&x)[kScores], unsigned (&to)[kScores / 2]) {
+#pragma unroll
+    for (int j = 0; j < kScores; j += 2) {
+      to[j / 2] = Config::kMmaType == ptx::Type::kBf16 ? ptx::pack_bf16(x[j], x[j + 1]) : ptx::pack_f16(x[j], x[j + 1]);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ bool sees_all(int row) const {
+    const int first = row + column_;
+    return max(seen_[0].begin, seen_[1].begin) <= first && first + kScores * 2 - 7 < min(seen_[0].end, seen_[1].end);
+  }
+  // The query of register j in the tile, and whether its key sees it.
+  __device__ __forceinline__ int column_of(int j) const { return column_ + j / 4 * 8 + j % 2; }
+  __device__ __forceinline__ bool sees(int j, int row) const {
+    const Span& seen = seen_[j / 2 % 2];
+    return row + column_of(j) >= seen.begin && row + column_of(j) < seen.end;
+  }
+  // racecheck reports these loads with the copy of a later tile: it does not follow one lane's arrival for its warp at
+  // the stage's empty barrier.
+  __device__ __forceinline__ RowStats column_stats(int j, int stage) const {
+    const float2 x = ptx::load_shared_pair(smem_.stats(stage) + column_of(j) * static_cast<int>(sizeof(RowStats)));
+    return {x.x, x.y};
+  }
+
+  // x[i] = value(i, stats of its query), or 0.
+  template <class Value>
+  __device__ __forceinline__ void map(int row, int stage, float (&x)[kScores], const Value& value) const {
+#pragma unroll
+    for (int j = 0; j < kScores; j += 4) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const RowStats of_column = column_stats(j + e, stage);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) x[j + 2 * h + e] = value(j + 2 * h + e, of_column);
+      }
+    }
+    if (!__any_sync(0xffffffffu, !sees_all(row))) return;
+#pragma unroll
+    for (int j = 0; j < kScores; ++j) x[j] = sees(j, row) ? x[j] : 0.0f;
+  }
+
+  const Smem& smem_;
+  const float scale_log2_;
+  const int column_;
+  Span seen_[2];
+};
+
+}  // namespace attune::backward
