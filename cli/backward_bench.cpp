@@ -9,7 +9,7 @@ constexpr int64_t kCheckedRows = 12;
 }  // namespace
 
 BackwardBench::BackwardBench(const cases::Case& spec, cases::Memory& memory)
-    : memory_(memory), not_covered_(cases::why_not_covered(spec, memory.device())) {
+    : not_covered_(cases::why_not_covered(spec, memory.device())) {
   if (!not_covered_.empty()) return;
   problem_ = std::make_unique<cases::BackwardProblem>(spec, memory, cases::Forward::kLibrary);
   call_ = problem_->device();

@@ -24,7 +24,6 @@ class BackwardBench {
   void run(void* stream = nullptr);
 
  private:
-  cases::Memory& memory_;
   std::string not_covered_;
   std::unique_ptr<cases::BackwardProblem> problem_;
   std::unique_ptr<Plan> plan_;

@@ -53,15 +53,19 @@ class EmulatedBackward : public tests::Emulated {
     return workspace.buffer.check_guards();
   }
 
-  // What is wrong with a case, or kNotCovered.
-  static std::string check(const cases::Case& spec) {
+  static bool is_covered(const cases::Case& spec) {
     cases::BackwardProblem problem(spec);
     cases::BackwardCall call = problem.host();
     const attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kOptional);
     const Kernel& kernel = backward_kernel();
-    if (!kernel.coverage.difference(traits_of(p, call.attention)).empty() || p.dsinks || p.dbias || p.dt5_bias ||
-        !backward::refusal(p).empty())
-      return tests::kNotCovered;
+    return kernel.coverage.difference(traits_of(p, call.attention)).empty() && !p.dsinks && !p.dbias && !p.dt5_bias &&
+           backward::refusal(p).empty();
+  }
+
+  // What is wrong with a case, or kNotCovered.
+  static std::string check(const cases::Case& spec) {
+    if (!is_covered(spec)) return tests::kNotCovered;
+    cases::BackwardProblem problem(spec);
     return cases::run_and_check(problem, run_emulated).failure;
   }
 
@@ -142,6 +146,21 @@ TEST_F(EmulatedBackward, MapsOfNoQueriesHaveAnAddress) {
   p.forward.q.data = p.dout.data = nullptr;
   const Maps m = backward::describe_maps(p);
   for (const TensorMapDesc& map : {m.k, m.v, m.q, m.dout}) EXPECT_NO_THROW(check_tensor_map(map));
+}
+
+// As attune check --stress draws them for a GPU, small; with the bounds of a GPU.
+TEST_F(EmulatedBackward, OfServingBatches) {
+  const char* const more = std::getenv("ATTUNE_EMULATE");
+  int covered = 0;
+  for (uint64_t index = 0; covered < (more != nullptr ? 200 : 12); ++index) {
+    const cases::Case spec = cases::serving_case(6, index, 64, more != nullptr && index % 3 == 0 ? 500 : 150);
+    if (!spec.backward.on || !is_covered(spec)) continue;
+    ++covered;
+    cases::BackwardProblem problem(spec);
+    const cases::ExpectedGradients expected = evaluate(problem);
+    ASSERT_EQ(run_emulated(problem.device()), "") << spec.name;
+    EXPECT_EQ(compare(problem, expected, ATTUNE_DEVICE_CUDA).failure, "") << spec.name;
+  }
 }
 
 // Of the table what is small: all of it takes minutes (ATTUNE_EMULATE=1).

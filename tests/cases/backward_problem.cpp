@@ -50,7 +50,7 @@ bool BackwardProblem::use_fewer_keys(const std::function<int64_t(int64_t b, int6
   const attune_tensor& used = host_.attention.seqused_kv;
   // What a window or a range hides now may show then, and be poison.
   const bool hides = c.window_left >= 0 || c.window_right >= 0 || !c.ranges.empty() || c.mask_bits > 0;
-  if (used.data == nullptr || hides || !c.backward.plant.empty()) return false;
+  if (used.data == nullptr || (c.poison && hides) || !c.backward.plant.empty()) return false;
   for (int64_t b = 0; b < c.batch(); ++b) {
     auto* n = static_cast<int32_t*>(element_at(used, {b}));
     *n = static_cast<int32_t>(fewer(b, *n));

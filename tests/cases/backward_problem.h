@@ -83,6 +83,8 @@ ExpectedGradients evaluate_sample(const BackwardProblem& problem, int64_t rows, 
 // Every element of every gradient against the oracle and its bound, or whether it was written; every other byte against
 // what it was.
 Report compare(const BackwardProblem& problem, const ExpectedGradients& expected);
+// As on a device of that type.
+Report compare(const BackwardProblem& problem, const ExpectedGradients& expected, int32_t device_type);
 
 // The gradients of a problem by name, and what their bounds have in common.
 struct NamedGradient {
@@ -91,7 +93,10 @@ struct NamedGradient {
   const reference::Gradient reference::Backward::*exact;
   oracle::GradientTerms terms;
 };
-std::vector<NamedGradient> gradients_of(const BackwardProblem& problem);
+std::vector<NamedGradient> gradients_of(const BackwardProblem& problem, int32_t device_type);
+inline std::vector<NamedGradient> gradients_of(const BackwardProblem& problem) {
+  return gradients_of(problem, problem.arena().memory().device().type);
+}
 
 using BackwardRunner = std::function<std::string(const BackwardCall& device)>;
 

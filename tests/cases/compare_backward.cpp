@@ -71,7 +71,7 @@ class GradientChecker {
 
 }  // namespace
 
-std::vector<NamedGradient> gradients_of(const BackwardProblem& problem) {
+std::vector<NamedGradient> gradients_of(const BackwardProblem& problem, int32_t device_type) {
   const Case& c = problem.spec();
   const attune_attention_backward& op = problem.host().op;
   const int64_t queries = c.max_seqlen_q(), group = c.num_heads_q / c.num_heads_kv;
@@ -81,8 +81,7 @@ std::vector<NamedGradient> gradients_of(const BackwardProblem& problem) {
   const double scale =
       c.softmax_scale != 0 ? std::fabs(c.softmax_scale) : 1 / std::sqrt(static_cast<double>(c.head_dim_qk));
   // Half a step of fp16's subnormal numbers; the CPU multiplies p and dx in fp32.
-  const bool on_cuda = problem.arena().memory().device().type == ATTUNE_DEVICE_CUDA;
-  const double least = c.dtype == ATTUNE_FLOAT16 && on_cuda ? 0x1p-25 : 0;
+  const double least = c.dtype == ATTUNE_FLOAT16 && device_type == ATTUNE_DEVICE_CUDA ? 0x1p-25 : 0;
   // n: the most that an element sums.
   const auto terms = [&](int64_t n, double rounding, double smallest) {
     return oracle::GradientTerms{sum_error(std::max(c.head_dim_qk, c.head_dim_v)), sum_error(n) + rounding,
@@ -120,11 +119,15 @@ ExpectedGradients evaluate_sample(const BackwardProblem& problem, int64_t rows, 
 }
 
 Report compare(const BackwardProblem& problem, const ExpectedGradients& expected) {
+  return compare(problem, expected, problem.arena().memory().device().type);
+}
+
+Report compare(const BackwardProblem& problem, const ExpectedGradients& expected, int32_t device_type) {
   const Case& c = problem.spec();
   Checker checker;
   Snapshot snapshot(problem.arena());
   GradientChecker check(problem, snapshot, checker);
-  for (const NamedGradient& g : gradients_of(problem)) {
+  for (const NamedGradient& g : gradients_of(problem, device_type)) {
     const std::string_view name = g.name;
     const bool of_q = name == "dq", of_kv = name == "dk" || name == "dv";
     const reference::Backward& exact = expected.exact;

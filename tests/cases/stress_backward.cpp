@@ -20,17 +20,16 @@ constexpr int64_t kOracleBlocks = 1056, kCompareBlocks = 264, kOracleThreads = 1
 
 class Runner {
  public:
-  explicit Runner(const BackwardProblem& problem) {
+  explicit Runner(const BackwardProblem& problem) : memory_(problem.arena().memory()) {
     BackwardCall call = problem.device();
-    Memory& memory = problem.arena().memory();
     attune_plan* plan = nullptr;
-    const attune_status status = attune_attention_backward_plan(call.linked(), memory.device(), &plan);
+    const attune_status status = attune_attention_backward_plan(call.linked(), memory_.device(), &plan);
     if (status == ATTUNE_UNSUPPORTED) return;
     require(status, "attune_attention_backward_plan");
     plan_.reset(plan);
     kernel_ = kernel_name(plan);
     require(attune_plan_workspace_size(plan, &bytes_), "attune_plan_workspace_size");
-    workspace_ = std::make_unique<Workspace>(memory, bytes_);
+    workspace_ = std::make_unique<Workspace>(memory_, bytes_);
   }
   bool covered() const { return plan_ != nullptr; }
   const std::string& kernel() const { return kernel_; }
@@ -39,12 +38,15 @@ class Runner {
     require(attune_attention_backward_run(plan_.get(), call.linked(), workspace_->buffer.device(), bytes_, stream),
             "attune_attention_backward_run");
   }
+  // Numbers in the workspace, not NaN: what has a NaN may be computed again, which would hide that it was read.
+  void spoil_workspace() { memory_.fill(workspace_->buffer.device(), std::byte{0x45}, bytes_); }
   std::string check_guards() const { return workspace_->buffer.check_guards(); }
 
  private:
   struct Destroy {
     void operator()(attune_plan* plan) const { attune_plan_destroy(plan); }
   };
+  Memory& memory_;
   std::unique_ptr<attune_plan, Destroy> plan_;
   std::unique_ptr<Workspace> workspace_;
   size_t bytes_ = 0;
@@ -187,6 +189,7 @@ std::string run_all(BackwardProblem& problem, Runner& runner, int repeats, int64
     return failure.empty() ? "" : what + ": " + failure;
   };
   const auto run = [&] { runner.run(problem); };
+  runner.spoil_workspace();
   for (int i = 0; i < repeats; ++i) {
     if (std::string failure = repeat("run " + std::to_string(i + 2), run); !failure.empty()) return failure;
   }
