@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Adds dq of each step from shared memory to the sums in global memory, when all blocks of keys before this one have.
 // Three warps take pieces in turn: to see that it is a tile's turn, to add, and to let the next block know takes longer
-// than the products of a tile. The blocks before have been taken before (gradients.cu), so they run or have ended. Turns
-// are counted: where cu_seqlens_q is wrong and sequences overlap, a tile has more than its blocks count, and nobody
-// waits for ever.
+// than the products of a tile. The blocks before have been taken before (gradients.cu), so they run or have ended.
+// Turns are counted: where cu_seqlens_q is wrong and sequences overlap, a tile has more than its blocks count, and
+// nobody waits for ever.
 #pragma once
 
 #include "backward/config.cuh"

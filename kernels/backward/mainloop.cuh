@@ -2,9 +2,9 @@
 // The main loop of the gradient kernel for head dims up to 128. Each warpgroup has 64 of the block's keys, and half of
 // the channels of dq. Of step i:
 //
-//   S (issued in step i - 1) | issue dP | P = 2^(S scale - lse2) | issue dv += P dO | wait for dP | dS = P (dP - delta) |
-//   wait for dv | dS to shared memory | both warpgroups have written | issue dq = dS K | issue dk += dS Q |
-//   issue S of step i + 1 | wait for dq, hand it to dq_writer.cuh | wait for all, release the stages
+//   S (issued in step i - 1) | issue dP | P = 2^(S scale - lse2) | issue dv += P dO | wait for dP |
+//   dS = P (dP - delta) | wait for dv | dS to shared memory | both warpgroups have written | issue dq = dS K |
+//   issue dk += dS Q | issue S of step i + 1 | wait for dq, hand it to dq_writer.cuh | wait for all, release the stages
 //
 // P and dS are rounded to 16 bits and stay in registers as the left operands of dv and dk; dq needs dS of all keys. dq
 // comes before dk: the next block waits for its sums.
@@ -36,12 +36,13 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
     ptx::wait_phase(smem.dout_full(dout.stage), dout.phase);
     clear_queries_behind_the_last(smem, work, step.row, q.stage, dout.stage);
     multiply<Config::kStepsV>(v, smem.dout(dout.stage), d);
-    softmax.forward(step.row, q.stage, s);
+    const bool all_seen = softmax.all_seen(step.row);
+    softmax.forward(all_seen, step.row, q.stage, s);
     Scores::pack(s, p_regs);
     accumulate(smem.dout(dout.stage), p_regs, a.v);
     ptx::wgmma_wait<1>();
     ptx::pin(d);
-    softmax.backward(step.row, q.stage, s, d);
+    softmax.backward(all_seen, step.row, q.stage, s, d);
     ptx::wgmma_wait<0>();  // dS takes the registers of P
     ptx::pin(a.v);
     Scores::pack(d, ds_regs);

@@ -2,9 +2,9 @@
 // The main loop of the gradient kernel for head dims above 128, where a block has 64 keys. The warpgroups share them:
 // each computes the scores of half of a tile's queries, and half of the channels of dk, dv and dq. Of step i:
 //
-//   S (issued in step i - 1) | issue dP | P | both have done step i - 1 | P to shared memory | wait for dP | dS, to shared
-//   memory | both have written | issue dq = dS K, dv += P dO, dk += dS Q | wait for dq, hand it to dq_writer.cuh |
-//   issue S of step i + 1 | wait for dv, release dout | wait for all, release q
+//   S (issued in step i - 1) | issue dP | P | both have done step i - 1 | P to shared memory | wait for dP |
+//   dS, to shared memory | both have written | issue dq = dS K, dv += P dO, dk += dS Q | wait for dq, hand it to
+//   dq_writer.cuh | issue S of step i + 1 | wait for dv, release dout | wait for all, release q
 #pragma once
 
 #include "backward/math.cuh"
@@ -12,7 +12,8 @@
 namespace attune::backward {
 
 template <class Sums>
-__device__ __forceinline__ void run_mainloop_wide(const BackwardParams& p, const Smem& smem, const Work& work, Sums& a) {
+__device__ __forceinline__ void run_mainloop_wide(const BackwardParams& p, const Smem& smem, const Work& work,
+                                                  Sums& a) {
   constexpr int kScores = Config::kTile / 4, kQueries = Config::kTile / 2;
   using Scores = Softmax<kScores>;
   const int group = math_group(), steps = work.steps();
@@ -34,13 +35,14 @@ __device__ __forceinline__ void run_mainloop_wide(const BackwardParams& p, const
     ptx::wait_phase(smem.dout_full(dout.stage), dout.phase);
     clear_queries_behind_the_last(smem, work, step.row, q.stage, dout.stage);
     multiply<Config::kStepsV>(v, smem.dout(dout.stage) + queries, d);
-    softmax.forward(step.row, q.stage, s);
+    const bool all_seen = softmax.all_seen(step.row);
+    softmax.forward(all_seen, step.row, q.stage, s);
     Scores::pack(s, packed);
     if (i > 0) sync_math();
     store_scores(smem.p_transposed(), group * kQueries, packed);
     ptx::wgmma_wait<0>();
     ptx::pin(d);
-    softmax.backward(step.row, q.stage, s, d);
+    softmax.backward(all_seen, step.row, q.stage, s, d);
     Scores::pack(d, packed);
     store_scores(smem.ds_transposed(), group * kQueries, packed);
     if constexpr (Config::kWithDq) store_scores_transposed(smem.ds(0), group * kQueries, packed);

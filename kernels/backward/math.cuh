@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What both main loops of the gradient kernel share: what a warpgroup is, how it releases stages, and how its dq leaves.
+// What both main loops of the gradient kernel share: who a thread is, how stages are released, and how dq leaves.
 #pragma once
 
 #include "backward/gemms.cuh"
@@ -23,7 +23,7 @@ __device__ __forceinline__ int row_of_thread() {
   return static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }
 
-// Stores packed scores, [64 keys of four warps][8 kCount / 2 queries], to rows of 128 bytes: of keys, from query `first`
+// Stores packed scores, [64 keys of four warps][4 kCount queries], to rows of 128 bytes: of keys, from query `first`
 // on; or transposed, of queries.
 template <int kCount>
 __device__ __forceinline__ void store_scores(unsigned to, int first, const unsigned (&x)[kCount]) {

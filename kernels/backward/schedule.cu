@@ -9,8 +9,8 @@
 namespace attune::backward {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32, kBuckets = 1024;
-// So many blocks of a sequence stay together: they read the same rows of the other side, and add to the same sums of dq,
-// while these are in L2.
+// So many blocks of a sequence stay together: they read the same rows of the other side, and add to the same sums of
+// dq, while these are in L2.
 constexpr int kRun = 4;
 
 // The rows that a block of rows sees. Of keys: at most, and no more than the block before.

@@ -22,15 +22,23 @@ class Softmax {
     for (int h = 0; h < 2; ++h) seen_[h] = work.seen_by(p, key + 8 * h);
   }
 
-  // Of the tile that begins at query `row`, whose stats are in `stage`: s becomes P.
-  __device__ __forceinline__ void forward(int row, int stage, float (&s)[kScores]) const {
-    map(row, stage, s, [&](int i, const RowStats& stats) {
+  // Whether all scores of the warp count, of the tile that begins at query `row`.
+  __device__ __forceinline__ bool all_seen(int row) const {
+    const int first = row + column_;
+    const bool mine = max(seen_[0].begin, seen_[1].begin) <= first &&
+                      first + kScores * 2 - 7 < min(seen_[0].end, seen_[1].end);
+    return !__any_sync(0xffffffffu, !mine);
+  }
+  // s becomes P. The stats of the tile are in `stage`.
+  __device__ __forceinline__ void forward(bool all_seen, int row, int stage, float (&s)[kScores]) const {
+    map(all_seen, row, stage, s, [&](int i, const RowStats& stats) {
       return ptx::exp2_approx(fmaf(s[i], scale_log2_, -stats.lse2));
     });
   }
   // d, dP, becomes dS. s: P.
-  __device__ __forceinline__ void backward(int row, int stage, const float (&s)[kScores], float (&d)[kScores]) const {
-    map(row, stage, d, [&](int i, const RowStats& stats) { return s[i] * (d[i] - stats.delta); });
+  __device__ __forceinline__ void backward(bool all_seen, int row, int stage, const float (&s)[kScores],
+                                           float (&d)[kScores]) const {
+    map(all_seen, row, stage, d, [&](int i, const RowStats& stats) { return s[i] * (d[i] - stats.delta); });
   }
 
   // Pairs of 16 bits: matrices of 8 keys and 8 queries, one after the other for both keys of a thread.
@@ -42,10 +50,6 @@ class Softmax {
   }
 
  private:
-  __device__ __forceinline__ bool sees_all(int row) const {
-    const int first = row + column_;
-    return max(seen_[0].begin, seen_[1].begin) <= first && first + kScores * 2 - 7 < min(seen_[0].end, seen_[1].end);
-  }
   // The query of register j in the tile, and whether its key sees it.
   __device__ __forceinline__ int column_of(int j) const { return column_ + j / 4 * 8 + j % 2; }
   __device__ __forceinline__ bool sees(int j, int row) const {
@@ -61,7 +65,8 @@ class Softmax {
 
   // x[i] = value(i, stats of its query), or 0.
   template <class Value>
-  __device__ __forceinline__ void map(int row, int stage, float (&x)[kScores], const Value& value) const {
+  __device__ __forceinline__ void map(bool all_seen, int row, int stage, float (&x)[kScores],
+                                      const Value& value) const {
 #pragma unroll
     for (int j = 0; j < kScores; j += 4) {
 #pragma unroll
@@ -71,7 +76,7 @@ class Softmax {
         for (int h = 0; h < 2; ++h) x[j + 2 * h + e] = value(j + 2 * h + e, of_column);
       }
     }
-    if (!__any_sync(0xffffffffu, !sees_all(row))) return;
+    if (all_seen) return;
 #pragma unroll
     for (int j = 0; j < kScores; ++j) x[j] = sees(j, row) ? x[j] : 0.0f;
   }

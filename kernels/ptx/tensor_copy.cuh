@@ -66,7 +66,7 @@ __device__ __forceinline__ void add_floats(float* global, unsigned shared, unsig
                "r"(bytes)
                : "memory");
 }
-// Of this thread's stores: commits them to a group; waits until all groups have read shared memory; until they are done.
+// Of this thread's stores: commits them to a group; waits until all groups have read shared memory; until all are done.
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void wait_until_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ __forceinline__ void wait_until_stored() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
