@@ -234,19 +234,17 @@ std::string refusal(const Problem& p) {
 
 Coverage coverage() {
   Coverage c;
-  const auto axis = [&](Axis x) -> uint32_t& { return c.axes[static_cast<int>(x)]; };
-  axis(Axis::kQueries) = use::kRagged | use::kFixed;
-  axis(Axis::kQueryDtype) = use::kQF32 | use::kQF16 | use::kQBf16;
-  axis(Axis::kKvSource) = use::kDense;
-  axis(Axis::kKvFormat) = use::kF32 | use::kF16 | use::kBf16 | use::kVBesideK;
-  axis(Axis::kKvScales) = use::kNoScale;
-  axis(Axis::kKvLayout) = use::kNhd;
-  axis(Axis::kMask) = use::kNoMask | use::kCausal | use::kWindow | use::kBits | use::kRanges;
-  axis(Axis::kScore) = use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kBias | use::kNewTokenBias |
-                       use::kT5 | use::kSinks;
-  axis(Axis::kPrologue) = use::kNoPrologue;
-  axis(Axis::kOutput) = use::kOutF32 | use::kOutF16 | use::kOutBf16;
-  axis(Axis::kDeterminism) = use::kRunToRun | use::kBatchInvariant;
+  c[Axis::kQueries] = use::kRagged | use::kFixed;
+  c[Axis::kQueryDtype] = use::kQF32 | use::kQF16 | use::kQBf16;
+  c[Axis::kKvSource] = use::kDense;
+  c[Axis::kKvFormat] = use::kF32 | use::kF16 | use::kBf16 | use::kVBesideK;
+  c[Axis::kKvScales] = use::kNoScale;
+  c[Axis::kKvLayout] = use::kNhd;
+  c[Axis::kMask] = use::kNoMask | kScoreMasks;
+  c[Axis::kScore] = kScoreTerms | use::kSinks;
+  c[Axis::kPrologue] = use::kNoPrologue;
+  c[Axis::kOutput] = use::kOutF32 | use::kOutF16 | use::kOutBf16;
+  c[Axis::kDeterminism] = use::kRunToRun | use::kBatchInvariant;
   c.head_dim_qk_max = c.head_dim_v_max = 256;
   c.group_max = std::numeric_limits<int64_t>::max();
   return c;
