@@ -34,7 +34,7 @@ constexpr struct {
   uint64_t of_cases;  // each so many-th case
   int repeats;
 } kMany{50, 200}, kThousands{1000, 4000};  // the latter on GPUs, where a run takes microseconds
-constexpr size_t kMostFailures = 5;  // then it ends
+constexpr size_t kMostFailures = 5;        // then it ends
 constexpr int kShrinkingRuns = 200;
 constexpr uint64_t kFar = 5;  // each so many-th case lies between far guards
 constexpr size_t kGiB = size_t{1} << 30, kFarBefore = 8 * kGiB, kNear = 2 * kGiB, kFarBehind = 16 * kGiB;
@@ -114,19 +114,6 @@ void warm_up(const StressOptions& options, attune_device device) {
   warm(list, device);
 }
 
-cases::Case with_sequences(const cases::Case& whole, const std::vector<size_t>& kept) {
-  cases::Case c = whole;
-  c.seqlens_q.clear(), c.seqlens_kv.clear(), c.finished.clear(), c.ranges.clear(), c.beam_prompt.clear();
-  for (const size_t b : kept) {
-    if (!whole.ranges.empty()) c.ranges.push_back(whole.ranges[b]);
-    c.seqlens_q.push_back(whole.seqlens_q[b]);
-    c.seqlens_kv.push_back(whole.seqlens_kv[b]);
-    if (!whole.finished.empty()) c.finished.push_back(whole.finished[b]);
-    if (!whole.beam_prompt.empty()) c.beam_prompt.push_back(whole.beam_prompt[b]);
-  }
-  return c;
-}
-
 // Leaves out ever smaller groups of sequences as long as what is left fails.
 cases::Case shrunk(const cases::Case& failing, cases::Memory& memory, int repeats) {
   if (failing.beam_width > 1) return failing;  // beams come by the request
@@ -139,7 +126,7 @@ cases::Case shrunk(const cases::Case& failing, cases::Memory& memory, int repeat
       fewer.insert(fewer.end(), kept.begin() + static_cast<ptrdiff_t>(std::min(first + group, kept.size())),
                    kept.end());
       ++runs;
-      if (!fewer.empty() && !cases::stress(with_sequences(failing, fewer), memory, repeats).passed()) {
+      if (!fewer.empty() && !cases::stress(cases::with_sequences(failing, fewer), memory, repeats).passed()) {
         kept = std::move(fewer);
       } else {
         first += group;
@@ -147,7 +134,7 @@ cases::Case shrunk(const cases::Case& failing, cases::Memory& memory, int repeat
     }
     if (group == 1 || runs >= kShrinkingRuns) break;
   }
-  return with_sequences(failing, kept);
+  return cases::with_sequences(failing, kept);
 }
 
 // What may be left out of a case; false where it is not there.
