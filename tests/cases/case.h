@@ -181,6 +181,9 @@ struct Case : MaskSpec, ScoreSpec {
   int64_t keys(int64_t b) const { return stored(b) + (new_tokens ? seqlens_q[static_cast<size_t>(b)] : 0); }
 };
 
+// The case with some of its sequences only.
+Case with_sequences(const Case& whole, const std::vector<size_t>& kept);
+
 // Expands one area's JSON text ({"area": ..., "cases": [...]}). Throws std::runtime_error naming the case and the key.
 std::vector<Case> parse_cases(std::string_view json);
 // All embedded cases of attention but the bench's, in a fixed order, with unique names.
@@ -205,7 +208,5 @@ Case serving_case(uint64_t seed, uint64_t index, int configurations, int64_t bud
 // What is run: "attention", or one of the operations beside it.
 inline constexpr const char* kOperations[] = {"indexer", "qkv_prepare", "cache_op", "merge"};
 const char* operation_name(const Case& c);
-// The case with some of its sequences only.
-Case with_sequences(const Case& whole, const std::vector<size_t>& kept);
 
 }  // namespace attune::cases
