@@ -23,11 +23,11 @@ void check_call(attune_status status) {
 }
 
 void require_simple(const cases::Case& c) {
-  const bool simple = c.kv == cases::KvSource::kPaged && c.cache.format == ATTUNE_KV_PLAIN &&
-                      c.cache.layout != ATTUNE_KV_XPACKED && c.cache.ring_capacity == 0 && c.beam_width == 0 &&
-                      c.queries != cases::QueryShape::kRagged && c.max_seqlen_q() == 1 && !c.shared_kv &&
-                      c.mask_bits == 0 && c.bias == 0 && c.finished.empty() && c.ranges.empty() &&
-                      (c.cache.scales != cases::ScaleMode::kToken || c.cache.layout == ATTUNE_KV_NHD);
+  const bool simple =
+      c.kv == cases::KvSource::kPaged && c.cache.format == ATTUNE_KV_PLAIN && c.cache.layout != ATTUNE_KV_XPACKED &&
+      c.cache.ring_capacity == 0 && c.beam_width == 0 && c.queries != cases::QueryShape::kRagged &&
+      c.max_seqlen_q() == 1 && !c.shared_kv && static_cast<const cases::MaskSpec&>(c) == cases::MaskSpec{} &&
+      c.bias == 0 && c.finished.empty() && (c.cache.scales != ScaleMode::kTokenHead || c.cache.layout == ATTUNE_KV_NHD);
   if (!simple) throw UserError(fmt::format("{} cannot be timed on CUDA: its data are made for decode alone", c.name));
 }
 
@@ -122,14 +122,13 @@ void CudaProblem::make_plane(const std::string& name, int64_t head_dim, attune_t
   const std::vector<int64_t> shape = {block_pages_, nhd ? page : heads, nhd ? heads : page, head_dim};
   data = add(name, dtype, shape, deviation);
   device_data = replicate(data, page * heads * head_dim * cases::element_size(dtype));
-  if (spec_.cache.scales != cases::ScaleMode::kNone) scale = make_scale(name + "_scale", 1 / deviation, device_scale);
+  if (spec_.cache.scales != ScaleMode::kNone) scale = make_scale(name + "_scale", 1 / deviation, device_scale);
 }
 
 attune_tensor CudaProblem::make_scale(const std::string& name, double mean, void*& device_scale) {
-  const bool by_token = spec_.cache.scales == cases::ScaleMode::kToken;
-  std::vector<int64_t> shape = {1};
-  if (by_token) shape = {block_pages_, spec_.cache.page_size, spec_.num_heads_kv};
-  if (spec_.cache.scales == cases::ScaleMode::kHead) shape = {spec_.num_heads_kv};
+  const bool by_token = spec_.cache.scales == ScaleMode::kTokenHead;
+  const std::vector<int64_t> shape = cases::scale_shape(spec_.cache.scales, spec_.cache.layout, block_pages_,
+                                                        spec_.cache.page_size, spec_.num_heads_kv);
   const attune_tensor t = arena_.add(name, ATTUNE_FLOAT32, shape);
   auto* values = static_cast<float*>(t.data);
   for (int64_t i = 0; i < cases::num_elements(t); ++i) values[i] = static_cast<float>(mean * random_.uniform(0.5, 1.5));

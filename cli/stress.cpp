@@ -139,19 +139,6 @@ void warm_up(const StressOptions& options, attune_device device) {
   warm_backward(backward, device);
 }
 
-cases::Case with_sequences(const cases::Case& whole, const std::vector<size_t>& kept) {
-  cases::Case c = whole;
-  c.seqlens_q.clear(), c.seqlens_kv.clear(), c.finished.clear(), c.ranges.clear(), c.beam_prompt.clear();
-  for (const size_t b : kept) {
-    if (!whole.ranges.empty()) c.ranges.push_back(whole.ranges[b]);
-    c.seqlens_q.push_back(whole.seqlens_q[b]);
-    c.seqlens_kv.push_back(whole.seqlens_kv[b]);
-    if (!whole.finished.empty()) c.finished.push_back(whole.finished[b]);
-    if (!whole.beam_prompt.empty()) c.beam_prompt.push_back(whole.beam_prompt[b]);
-  }
-  return c;
-}
-
 // Leaves out ever smaller groups of sequences as long as what is left fails.
 cases::Case shrunk(const cases::Case& failing, cases::Memory& memory, int repeats) {
   if (failing.beam_width > 1) return failing;  // beams come by the request
@@ -164,7 +151,7 @@ cases::Case shrunk(const cases::Case& failing, cases::Memory& memory, int repeat
       fewer.insert(fewer.end(), kept.begin() + static_cast<ptrdiff_t>(std::min(first + group, kept.size())),
                    kept.end());
       ++runs;
-      if (!fewer.empty() && !cases::stress(with_sequences(failing, fewer), memory, repeats).passed()) {
+      if (!fewer.empty() && !cases::stress(cases::with_sequences(failing, fewer), memory, repeats).passed()) {
         kept = std::move(fewer);
       } else {
         first += group;
@@ -172,7 +159,7 @@ cases::Case shrunk(const cases::Case& failing, cases::Memory& memory, int repeat
     }
     if (group == 1 || runs >= kShrinkingRuns) break;
   }
-  return with_sequences(failing, kept);
+  return cases::with_sequences(failing, kept);
 }
 
 // What may be left out of a case; false where it is not there.

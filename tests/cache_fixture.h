@@ -15,22 +15,22 @@ struct Kind {
   const char* name;
   attune_kv_format format;
   attune_dtype dtype;
-  cases::ScaleMode scales;
+  ScaleMode scales;
 };
-inline constexpr Kind kKinds[] = {{"f32", ATTUNE_KV_PLAIN, ATTUNE_FLOAT32, cases::ScaleMode::kNone},
-                                  {"f16", ATTUNE_KV_PLAIN, ATTUNE_FLOAT16, cases::ScaleMode::kNone},
-                                  {"bf16", ATTUNE_KV_PLAIN, ATTUNE_BFLOAT16, cases::ScaleMode::kNone},
-                                  {"e4m3", ATTUNE_KV_PLAIN, ATTUNE_FLOAT8_E4M3, cases::ScaleMode::kNone},
-                                  {"e4m3_tensor", ATTUNE_KV_PLAIN, ATTUNE_FLOAT8_E4M3, cases::ScaleMode::kTensor},
-                                  {"e4m3_head", ATTUNE_KV_PLAIN, ATTUNE_FLOAT8_E4M3, cases::ScaleMode::kHead},
-                                  {"e4m3_token", ATTUNE_KV_PLAIN, ATTUNE_FLOAT8_E4M3, cases::ScaleMode::kToken},
-                                  {"e5m2_tensor", ATTUNE_KV_PLAIN, ATTUNE_FLOAT8_E5M2, cases::ScaleMode::kTensor},
-                                  {"e5m2_token", ATTUNE_KV_PLAIN, ATTUNE_FLOAT8_E5M2, cases::ScaleMode::kToken},
-                                  {"i8_tensor", ATTUNE_KV_PLAIN, ATTUNE_INT8, cases::ScaleMode::kTensor},
-                                  {"i8_head", ATTUNE_KV_PLAIN, ATTUNE_INT8, cases::ScaleMode::kHead},
-                                  {"i8_token", ATTUNE_KV_PLAIN, ATTUNE_INT8, cases::ScaleMode::kToken},
-                                  {"mla_656", ATTUNE_KV_MLA_656, ATTUNE_UINT8, cases::ScaleMode::kNone},
-                                  {"mla_584", ATTUNE_KV_MLA_584, ATTUNE_UINT8, cases::ScaleMode::kNone}};
+inline constexpr Kind kKinds[] = {{"f32", ATTUNE_KV_PLAIN, ATTUNE_FLOAT32, ScaleMode::kNone},
+                                  {"f16", ATTUNE_KV_PLAIN, ATTUNE_FLOAT16, ScaleMode::kNone},
+                                  {"bf16", ATTUNE_KV_PLAIN, ATTUNE_BFLOAT16, ScaleMode::kNone},
+                                  {"e4m3", ATTUNE_KV_PLAIN, ATTUNE_FLOAT8_E4M3, ScaleMode::kNone},
+                                  {"e4m3_tensor", ATTUNE_KV_PLAIN, ATTUNE_FLOAT8_E4M3, ScaleMode::kTensor},
+                                  {"e4m3_head", ATTUNE_KV_PLAIN, ATTUNE_FLOAT8_E4M3, ScaleMode::kHead},
+                                  {"e4m3_token", ATTUNE_KV_PLAIN, ATTUNE_FLOAT8_E4M3, ScaleMode::kTokenHead},
+                                  {"e5m2_tensor", ATTUNE_KV_PLAIN, ATTUNE_FLOAT8_E5M2, ScaleMode::kTensor},
+                                  {"e5m2_token", ATTUNE_KV_PLAIN, ATTUNE_FLOAT8_E5M2, ScaleMode::kTokenHead},
+                                  {"i8_tensor", ATTUNE_KV_PLAIN, ATTUNE_INT8, ScaleMode::kTensor},
+                                  {"i8_head", ATTUNE_KV_PLAIN, ATTUNE_INT8, ScaleMode::kHead},
+                                  {"i8_token", ATTUNE_KV_PLAIN, ATTUNE_INT8, ScaleMode::kTokenHead},
+                                  {"mla_656", ATTUNE_KV_MLA_656, ATTUNE_UINT8, ScaleMode::kNone},
+                                  {"mla_584", ATTUNE_KV_MLA_584, ATTUNE_UINT8, ScaleMode::kNone}};
 inline constexpr attune_kv_layout kLayouts[] = {ATTUNE_KV_NHD, ATTUNE_KV_HND, ATTUNE_KV_XPACKED};
 
 inline constexpr int64_t kPages = 5, kPageSize = 6, kSlots = kPages * kPageSize;
@@ -175,17 +175,12 @@ class CacheFixture {
   attune_dtype dense_dtype() const { return static_cast<attune_dtype>(op_.k.dtype); }
 
   void add_scales(const Kind& kind, attune_kv_layout layout) {
-    if (kind.scales == cases::ScaleMode::kNone) return;
-    std::vector<int64_t> shape = {1};
-    if (kind.scales == cases::ScaleMode::kHead) shape = {heads_};
-    if (kind.scales == cases::ScaleMode::kToken) {
-      shape = layout == ATTUNE_KV_NHD ? std::vector<int64_t>{kPages, kPageSize, heads_}
-                                      : std::vector<int64_t>{kPages, heads_, kPageSize};
-    }
+    if (kind.scales == ScaleMode::kNone) return;
+    const std::vector<int64_t> shape = cases::scale_shape(kind.scales, layout, kPages, kPageSize, heads_);
     for (const bool is_v : {false, true}) {
       attune_tensor& t = is_v ? op_.cache.v_scale : op_.cache.k_scale;
       t = arena_.add(is_v ? "cache.v_scale" : "cache.k_scale", ATTUNE_FLOAT32, shape);
-      if (kind.scales == cases::ScaleMode::kToken) continue;  // written, not read
+      if (kind.scales == ScaleMode::kTokenHead) continue;  // written, not read
       cases::for_each_element(t, [&](const int64_t* index, void* element) {
         cases::encode(ATTUNE_FLOAT32, 0.03 * (1 + static_cast<double>(index[0])) * (is_v ? 1.5 : 1.0), element);
       });

@@ -35,7 +35,8 @@ class Subject final : public CaseSubject {
     std::vector<KernelSpec> specs;
     if (!covered(a, p)) return specs;
     for (const bool may_cluster : {false, true}) {
-      const decode::Config c = decode::choose_config(p, decode::device_shape(require_device(kDevice)), may_cluster);
+      const decode::Config c = decode::choose_config(p, decode::device_shape(require_device(kDevice)),
+                                                     may_cluster ? "" : "none are asked for");
       if (c.cluster == 0) specs.push_back(c.schedule_kernel());
       specs.push_back(c.main_kernel());
     }
@@ -246,6 +247,22 @@ TEST(CudaDecodeConfig, LeavesTheBatchOutWhereItIsAskedTo) {
   };
   EXPECT_NE(kernel(1, false), kernel(200, false));
   EXPECT_EQ(kernel(1, true), kernel(200, true));
+}
+
+TEST(CudaDecodeConfig, SaysWhyThereAreNoClusters) {
+  const auto why = [](const std::string& more, int num_sms = 132) {
+    const cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [32, 8], "head_dim": [128, 128],
+        "dtype": "bf16", "kv": "paged", "queries": "flat", )" +
+                                                  more + "}"));
+    const decode::Config c = decode::choose_config(make_problem(problem.host(), Data::kRequired), {num_sms});
+    return c.cluster > 0 ? "in clusters" : c.no_clusters;
+  };
+  EXPECT_EQ(why(R"("batch": 8, "seqlens_kv": 1024)"), "in clusters");
+  EXPECT_EQ(why(R"("batch": 1, "seqlens_kv": 1024, "queries": "ragged")"), "cu_seqlens_q is given");
+  EXPECT_EQ(why(R"("batch": 1, "seqlens_kv": 1024, "batch_invariant": true)"), "batch_invariant");
+  EXPECT_EQ(why(R"("batch": 1, "seqlens_kv": 17000, "cache": {"page_size": 64, "slack": 0})").substr(0, 17),
+            "max_seqlen_kv is ");
+  EXPECT_EQ(why(R"("batch": 9, "seqlens_kv": 64)"), "72 output tiles on 132 multiprocessors, two for each are needed");
 }
 
 TEST(CudaDecodeConfig, ChecksAlignmentAtRun) {

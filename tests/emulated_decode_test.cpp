@@ -35,7 +35,7 @@ class EmulatedDecode : public tests::Emulated {
       return tests::kNotCovered;
     decode::DeviceShape device;
     if (!clusters) device.num_sms = kFew;
-    const decode::Config c = decode::choose_config(p, device, clusters);
+    const decode::Config c = decode::choose_config(p, device, clusters ? "" : "none are asked for");
     if (clusters && c.cluster == 0) return tests::kNotCovered;
     const cases::Expected expected = cases::evaluate(problem);
     cases::Workspace workspace(cases::host_memory(), c.workspace_bytes());

@@ -61,7 +61,7 @@ class EmulatedStamp : public EmulatedPrefill {
     const Problem p = make_problem(problem.device(), Data::kOptional);
     decode::DeviceShape device;
     device.num_sms = 3;
-    const decode::Config c = decode::choose_config(p, device, false);
+    const decode::Config c = decode::choose_config(p, device, "none are asked for");
     return run(problem, c, c.workspace_bytes(), when, schedule, change, decode::to_params, emulate_decode_schedule,
                [](const Problem&, const decode::Config& config, const kernels::AttentionParams& k) {
                  emulate_decode(config, k);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/host_device.h"
+#include "common/kinds.h"
 #include "common/prologue_params.h"
 
 namespace attune::kernels {
@@ -25,11 +26,11 @@ struct KvPlane {
   int table_is_own;  // V: page ids are in v_page_table
 };
 
-// x = code * scale. mode: 0 none, 1 per tensor, 2 per head, 3 per token and head.
+// x = code * scale.
 struct KvScale {
   const float* data;
   long long page_stride, slot_stride, head_stride;  // in elements
-  int mode;
+  ScaleMode mode;
 };
 
 // A bias [heads][rows][columns] of a float dtype; 0 beyond its rows and columns. data null: absent.

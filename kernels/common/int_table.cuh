@@ -17,10 +17,4 @@ __device__ __forceinline__ int clamp_int(long long x, long long low, long long h
   return static_cast<int>(x < low ? low : x > high ? high : x);
 }
 
-#if !defined(ATTUNE_MASK) || (ATTUNE_MASK & 2) != 0
-constexpr bool kMayHaveRanges = true;
-#else
-constexpr bool kMayHaveRanges = false;  // saves registers
-#endif
-
 }  // namespace attune::common

@@ -3,6 +3,7 @@
 // Strides are in bytes.
 #pragma once
 
+#include "common/kinds.h"
 #include "common/prologue_params.h"
 
 namespace attune::kernels {
@@ -22,11 +23,11 @@ struct RowPlane {
   int pack, dtype;
 };
 
-// x = code * scale. mode: 0 none, 1 per tensor, 2 per head, 3 per token and head, as KvScale::Mode.
+// x = code * scale.
 struct RowScale {
   char* data;
   long long page_stride, slot_stride, head_stride;
-  int mode;
+  ScaleMode mode;
 };
 
 struct RowCache {

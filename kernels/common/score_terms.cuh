@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Score terms and masks from tables: biases, T5, mask bits.
+// Score terms from tables: biases, T5.
 #pragma once
 
 #include "common/attention_params.h"
 #include "common/element.cuh"
+#include "common/kinds.h"
 
 namespace attune::common {
-
-// Bits of ATTUNE_SCORE and of ATTUNE_MASK.
-constexpr int kSoftcap = 1, kAlibi = 2, kAlibiSqrt = 4, kBias = 8, kT5 = 16;
-constexpr int kMaskBits = 1, kMaskRanges = 2;
 
 __device__ __forceinline__ float bias_of(const kernels::BiasTable& t, int head, int row, int column) {
   if (t.data == nullptr || row < 0 || row >= t.rows || column < 0 || column >= t.columns) return 0.0f;
@@ -28,27 +25,19 @@ __device__ __forceinline__ int t5_bucket(const kernels::T5Table& t, int relative
 }
 
 // The sum of bias terms, in natural units, for query `query` of a sequence whose query 0 is at first_position.
-template <int kScore>
+template <unsigned kScore>
 __device__ __forceinline__ float table_terms(const kernels::AttentionParams& p, int head, int query, int first_position,
                                              int key, int distance) {
   float x = 0;
-  if constexpr ((kScore & kBias) != 0) {
+  if constexpr ((kScore & use::kBias) != 0) {
     x += bias_of(p.bias, head, first_position + query, key);
     x += bias_of(p.new_token_bias, 0, query, key - first_position);
   }
-  if constexpr ((kScore & kT5) != 0) {
+  if constexpr ((kScore & use::kT5) != 0) {
     x += load_element(p.t5.dtype, p.t5.data + head * p.t5.head_stride + t5_bucket(p.t5, -distance) * p.t5.bucket_stride,
                       0);
   }
   return x;
-}
-
-// True if the mask bits let a query see a key. row: of mask_bits; column: key minus mask_start.
-__device__ __forceinline__ bool mask_bit(const kernels::AttentionParams& p, long long row, int head, long long column) {
-  if (column < 0 || column >= p.mask_columns) return true;
-  const unsigned char byte =
-      p.mask_bits[row * p.mask_row_stride + head * p.mask_head_stride + (column >> 3) * p.mask_byte_stride];
-  return (byte >> (column & 7) & 1) != 0;
 }
 
 }  // namespace attune::common

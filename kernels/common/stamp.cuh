@@ -5,7 +5,7 @@
 // computes the stamp again while its first copies are in flight. If the two differ, it writes NaN to every row.
 #pragma once
 
-#include "common/int_table.cuh"
+#include "common/masks.cuh"
 #include "ptx/atomic.cuh"
 #include "ptx/reduce.cuh"
 
@@ -28,8 +28,8 @@ __device__ __forceinline__ unsigned stamp_of(const AttentionParams& p, int b) {
   if (p.finished != nullptr) x = mixed(x, p.finished[b * p.finished_stride]);
 #pragma unroll 1
   for (int i = 0; kMayHaveRanges && i < p.num_ranges; ++i) {
-    const int* range = p.ranges + b * p.range_batch_stride + i * p.range_stride;
-    x = mixed(mixed(x, range[0]), range[p.range_end_stride]);
+    const Range range = range_at(p, b, i);
+    x = mixed(mixed(x, range.first), range.last);
   }
   return x;
 }

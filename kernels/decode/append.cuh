@@ -12,8 +12,8 @@ namespace attune::decode {
 // The scale of the row; a scale per token and head is computed and stored. amax: of this lane's channels.
 __device__ __forceinline__ float scale_of_row(const kernels::KvScale& scale, int page, int offset, int head,
                                               float amax) {
-  if (scale.mode == 1) return scale.data[0];
-  if (scale.mode == 2) return scale.data[head * scale.head_stride];
+  if (scale.mode == ScaleMode::kTensor) return scale.data[0];
+  if (scale.mode == ScaleMode::kHead) return scale.data[head * scale.head_stride];
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, step));
   const float chosen = common::token_scale(Config::kKvType, amax);
@@ -37,7 +37,7 @@ __device__ __forceinline__ void write_vector(const kernels::KvPlane& plane, cons
   float x[kVec];
 #pragma unroll
   for (int i = 0; i < kVec; ++i) x[i] = row[i];
-  if (Config::kElement == 1 && scale.mode != 0) {
+  if (Config::kElement == 1 && scale.mode != ScaleMode::kNone) {
     float amax = 0;
 #pragma unroll
     for (int i = 0; i < kVec; ++i) amax = common::larger_magnitude(amax, x[i]);
@@ -72,7 +72,7 @@ __device__ __forceinline__ void write_vector(const kernels::KvPlane& plane, cons
 
 __device__ __noinline__ void write_row(const kernels::KvPlane& plane, const kernels::KvScale& scale, int page,
                                        int offset, int head, const float* row, int head_dim) {
-  const bool scaled = scale.mode != 0;
+  const bool scaled = scale.mode != ScaleMode::kNone;
   const int lane = threadIdx.x % 32;
   float amax = 0;
   for (int d = lane; d < head_dim; d += 32) amax = common::larger_magnitude(amax, row[d]);

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "common/attention_params.h"
+#include "common/kinds.h"
 #include "common/operand.cuh"
-#include "common/score_terms.cuh"
 #include "decode/shared_bytes.h"
 
 namespace attune::decode {
@@ -21,8 +21,7 @@ constexpr int kLoadElements = 2;  // so has each element: x-packed layouts, rows
 #define ATTUNE_CLUSTER 0
 #endif
 
-using common::kAlibi, common::kAlibiSqrt, common::kBias, common::kLog2e, common::kSoftcap, common::kT5;
-using common::kMaskBits, common::kMaskRanges;
+using common::kLog2e;
 
 struct Config {
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
@@ -33,7 +32,7 @@ struct Config {
   static constexpr int kLoad = ATTUNE_LOAD;
   static constexpr int kCopyBytes = ATTUNE_COPY_BYTES;  // of one cp.async
   static constexpr bool kTokenScales = ATTUNE_TOKEN_SCALES != 0;
-  static constexpr int kScore = ATTUNE_SCORE, kMask = ATTUNE_MASK;
+  static constexpr unsigned kScore = ATTUNE_SCORE, kMask = ATTUNE_MASK;
   static constexpr bool kNewTokens = ATTUNE_NEW_TOKENS != 0;
   static constexpr bool kPrologue = ATTUNE_PROLOGUE != 0;  // more than append
   // Rows of q, k, v and of the prologue's tables are contiguous and aligned to the vectors of prologue.cuh.

@@ -48,8 +48,9 @@ struct WarpStats {
 // The scale of cached values per tensor or per head, which the epilogue applies; else 1.
 __device__ __forceinline__ float epilogue_v_scale(const AttentionParams& p, int head) {
   float factor = 1.0f;
-  if (!Config::kNewTokens && p.v_scale.mode == 1) factor = p.v_scale.data[0];
-  if (!Config::kNewTokens && p.v_scale.mode == 2) factor = p.v_scale.data[head * p.v_scale.head_stride];
+  if (Config::kNewTokens) return factor;
+  if (p.v_scale.mode == ScaleMode::kTensor) factor = p.v_scale.data[0];
+  if (p.v_scale.mode == ScaleMode::kHead) factor = p.v_scale.data[head * p.v_scale.head_stride];
   return factor;
 }
 

@@ -27,15 +27,15 @@ class Mainloop {
     qk_gemm(queries, stage, s);
     scale(p, split, rows, stage, first_token, s);
     bool skips_keys = false;
-    if (QueryRows::kBits || valid_keys != 0xffffu || !rows.all_visible(first_token)) {
+    if (QueryRows::KeyMask::kAny || valid_keys != 0xffffu || !rows.all_visible(first_token)) {
       skips_keys = (valid_keys & ~rows.keys_visible_to_all(first_token)) != 0;
       skips_keys |= mask(p, split, rows, first_token, valid_keys, s);
     }
-    if constexpr ((Config::kScore & (kBias | kT5)) != 0) skips_keys |= any_masked(s);
+    if constexpr (QueryRows::kTables) skips_keys |= any_masked(s);
 
     float v_scale[2] = {1.0f, 1.0f};
     if constexpr (Config::kTokenScales) {
-      if (p.v_scale.mode == 3) {
+      if (p.v_scale.mode == ScaleMode::kTokenHead) {
         v_scale[0] = read_scale(stage, kernels::kKeysOfWarp + g_);
         v_scale[1] = read_scale(stage, kernels::kKeysOfWarp + g_ + 8);
       }
@@ -130,7 +130,7 @@ class Mainloop {
                                         unsigned stage, int first_token, float (&s)[kN][4]) const {
     float key_scale[2] = {1.0f, 1.0f};
     if constexpr (Config::kTokenScales) {
-      if (p.k_scale.mode == 3) {
+      if (p.k_scale.mode == ScaleMode::kTokenHead) {
         key_scale[0] = read_scale(stage, g_);
         key_scale[1] = read_scale(stage, g_ + 8);
       }
@@ -145,7 +145,8 @@ class Mainloop {
     }
   }
 
-  // Sets scores of keys that a row may not see to -inf. True if mask bits hide a valid key from some row.
+  // Sets scores of keys that a row may not see to -inf. True if a mask that is looked up key by key hides a valid key
+  // from some row.
   __device__ __forceinline__ bool mask(const AttentionParams& p, const Split& split, const QueryRows& rows,
                                        int first_token, unsigned valid_keys, float (&s)[kN][4]) const {
     bool masks_valid_key = false;
@@ -156,18 +157,18 @@ class Mainloop {
         const unsigned visible = valid_keys & rows.visible(p, split.batch, rows.position(p, split, n, e), first_token);
         if ((visible >> g_ & 1) == 0) s[n][e] = -ptx::infinity();
         if ((visible >> (g_ + 8) & 1) == 0) s[n][2 + e] = -ptx::infinity();
-        if constexpr (QueryRows::kBits) {
+        if constexpr (QueryRows::KeyMask::kAny) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int key = g_ + 8 * half;
-            if ((visible >> key & 1) == 0 || rows.mask_bit(p, split, n, e, first_token + key)) continue;
+            if ((visible >> key & 1) == 0 || rows.sees(p, split, n, e, first_token + key)) continue;
             s[n][2 * half + e] = -ptx::infinity();
             masks_valid_key = true;
           }
         }
       }
     }
-    return QueryRows::kBits && __any_sync(0xffffffffu, masks_valid_key) != 0;
+    return QueryRows::KeyMask::kAny && __any_sync(0xffffffffu, masks_valid_key) != 0;
   }
 
   // True if a bias made some score -inf. Such a key does not count, whatever its value is.

@@ -122,7 +122,7 @@ struct NewTokens {
         const int position = rows.position(p, split, n, e);
         const float raw = sum_over_keys(dot[n][e]) * query_scales[8 * n + 2 * t + e] * QueryRows::score_scale(p);
         bool is_visible = (rows.visible(p, split.batch, position, key) & 1) != 0;
-        if constexpr (QueryRows::kBits) is_visible = is_visible && rows.mask_bit(p, split, n, e, key);
+        if constexpr (QueryRows::KeyMask::kAny) is_visible = is_visible && rows.sees(p, split, n, e, key);
         const float s = is_visible ? rows.score(p, split, n, e, raw, key) : -ptx::infinity();
         const float row_max = fmaxf(state.row_max[n][e], s), row_max_ref = finite_row_max(row_max);
         const float rescale = ptx::exp2_approx(state.row_max[n][e] - row_max_ref),
@@ -199,8 +199,8 @@ struct NewTokens {
 // Scales O by the scale of cached values per tensor or head. New values do not have it, so it cannot wait for the
 // epilogue.
 __device__ __forceinline__ void scale_cached_values(const AttentionParams& p, int head, AttentionState& state) {
-  if (p.v_scale.mode != 1 && p.v_scale.mode != 2) return;
-  const float scale = p.v_scale.data[p.v_scale.mode == 1 ? 0 : head * p.v_scale.head_stride];
+  if (p.v_scale.mode != ScaleMode::kTensor && p.v_scale.mode != ScaleMode::kHead) return;
+  const float scale = p.v_scale.data[p.v_scale.mode == ScaleMode::kTensor ? 0 : head * p.v_scale.head_stride];
 #pragma unroll
   for (int n = 0; n < Config::kRowTiles; ++n) {
 #pragma unroll

@@ -263,7 +263,7 @@ struct Producer {
   }
   __device__ __forceinline__ void start_scales(const AttentionParams& p, int head) {
     const kernels::KvScale& scale = lane < kernels::kKeysOfWarp ? p.k_scale : p.v_scale;
-    has_scales = scale.mode == 3;
+    has_scales = scale.mode == ScaleMode::kTokenHead;
     scale_page_stride = scale.page_stride * 4, scale_slot_stride = scale.slot_stride * 4;
     scales = reinterpret_cast<const char*>(scale.data + head * scale.head_stride);
     if (Config::kLoad == kLoadTiles) scales += lane % kernels::kKeysOfWarp * scale_slot_stride;

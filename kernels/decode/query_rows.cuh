@@ -3,6 +3,8 @@
 // 2t + 1 (t = lane % 4).
 #pragma once
 
+#include "common/masks.cuh"
+#include "common/score_terms.cuh"
 #include "common/softcap.cuh"
 #include "decode/queries.cuh"
 #include "ptx/math.cuh"
@@ -10,16 +12,16 @@
 namespace attune::decode {
 
 struct QueryRows {
-  static constexpr bool kAnyAlibi = (Config::kScore & (kAlibi | kAlibiSqrt)) != 0;
-  static constexpr bool kBits = (Config::kMask & kMaskBits) != 0, kRanges = (Config::kMask & kMaskRanges) != 0;
+  static constexpr bool kAnyAlibi = (Config::kScore & (use::kAlibi | use::kAlibiSqrt)) != 0;
+  static constexpr bool kTables = (Config::kScore & use::kTables) != 0;
+  using KeyMask = common::KeyMask<Config::kMask>;
 
   int first_position;  // of the sequence's query 0; below 0 where there are more queries than keys
   int num_keys, num_q;
   int low_of_all, high_of_all;  // keys [low, high] that all rows see, within the sequence's first_key and end_key
   float factor[Config::kRowTiles][2];  // of dot products with cached keys
   float slope[kAnyAlibi ? Config::kRowTiles : 1][2];
-  long long first_row;  // of mask_bits: the row of query 0
-  int mask_start;
+  KeyMask key_mask;
 
   __device__ __forceinline__ static int packed(const Split& split, int n, int e) {
     return split.row_begin + 8 * n + threadIdx.x % 4 * 2 + e;
@@ -28,16 +30,13 @@ struct QueryRows {
   __device__ __forceinline__ void start(const AttentionParams& p, const Split& split, const kernels::Sequence& s,
                                         const float* scales) {
     num_keys = s.num_keys, num_q = s.num_q;
-    if constexpr (kBits) {
-      first_row = p.cu_seqlens_q.data != nullptr ? s.q_begin : static_cast<long long>(split.batch) * p.fixed_q;
-      mask_start = p.mask_start.data != nullptr ? common::int_at(p.mask_start, split.batch) : 0;
-    }
+    if constexpr (KeyMask::kAny) key_mask.start(p, split.batch, s.q_begin);
     first_position = s.num_keys - s.num_q;
     low_of_all = low(p, first_position + kernels::divide(split.row_begin + split.num_rows - 1, p.by_group));
     high_of_all = high(p, first_position + kernels::divide(split.row_begin, p.by_group));
     float k_scale = 1.0f;
-    if (p.k_scale.mode == 1) k_scale = p.k_scale.data[0];
-    if (p.k_scale.mode == 2) k_scale = p.k_scale.data[split.head * p.k_scale.head_stride];
+    if (p.k_scale.mode == ScaleMode::kTensor) k_scale = p.k_scale.data[0];
+    if (p.k_scale.mode == ScaleMode::kHead) k_scale = p.k_scale.data[split.head * p.k_scale.head_stride];
 #pragma unroll
     for (int n = 0; n < Config::kRowTiles; ++n) {
 #pragma unroll
@@ -53,7 +52,7 @@ struct QueryRows {
 
   // The factor from <q, k> to a score in base 2 (softcap: to z).
   __device__ __forceinline__ static float score_scale(const AttentionParams& p) {
-    return (Config::kScore & kSoftcap) != 0 ? p.scale : p.scale * kLog2e;
+    return (Config::kScore & use::kSoftcap) != 0 ? p.scale : p.scale * kLog2e;
   }
   __device__ __forceinline__ int position(const AttentionParams& p, const Split& split, int n, int e) const {
     return first_position + kernels::divide(packed(split, n, e), p.by_group);
@@ -86,37 +85,33 @@ struct QueryRows {
   __device__ __forceinline__ unsigned visible(const AttentionParams& p, int batch, int position,
                                               int first_token) const {
     unsigned keys = range_mask(low(p, position) - first_token, high(p, position) - first_token);
-    if constexpr (kRanges) {
-      for (int i = 0; i < p.num_ranges; ++i) {
-        const int* range = p.ranges + batch * p.range_batch_stride + i * p.range_stride;
-        const int first = range[0], last = range[p.range_end_stride];
-        if (first < last && first <= position && position <= last)
-          keys |= range_mask(max(first, 0) - first_token, min(last, num_keys - 1) - first_token);
-      }
+    for (int i = 0; common::kMayHaveRanges && i < p.num_ranges; ++i) {
+      const common::Range range = common::range_at(p, batch, i);
+      if (common::holds(range, position))
+        keys |= range_mask(max(range.first, 0) - first_token, min(range.last, num_keys - 1) - first_token);
     }
     return keys;
   }
-  // True if the mask bits let a row of the split see a key.
-  __device__ __forceinline__ bool mask_bit(const AttentionParams& p, const Split& split, int n, int e, int key) const {
+  // True if masks that are looked up key by key let a row of the split see a key.
+  __device__ __forceinline__ bool sees(const AttentionParams& p, const Split& split, int n, int e, int key) const {
     const int row = packed(split, n, e), query = kernels::divide(row, p.by_group);
-    const long long column = static_cast<long long>(key) - mask_start;
     if (row >= split.row_begin + split.num_rows) return true;
-    return common::mask_bit(p, first_row + query, split.head * p.group + row - query * p.group, column);
+    return key_mask.sees(p, query, split.head * p.group + row - query * p.group, key);
   }
 
   // x = <q, k> * score_scale() of row (n, e) and a key, to a score in base 2: softcap, ALiBi, biases.
   __device__ __forceinline__ float score(const AttentionParams& p, const Split& split, int n, int e, float x,
                                          int key) const {
-    if constexpr ((Config::kScore & kSoftcap) != 0) {
+    if constexpr ((Config::kScore & use::kSoftcap) != 0) {
       x = common::capped_score(x * p.cap_inverse, p.cap_level);
     }
-    if constexpr ((Config::kScore & ~kSoftcap) != 0) {
+    if constexpr ((Config::kScore & ~use::kSoftcap) != 0) {
       const int distance = position(p, split, n, e) - key;
-      if constexpr ((Config::kScore & kAlibi) != 0) x -= slope[n][e] * static_cast<float>(distance);
-      if constexpr ((Config::kScore & kAlibiSqrt) != 0) {
+      if constexpr ((Config::kScore & use::kAlibi) != 0) x -= slope[n][e] * static_cast<float>(distance);
+      if constexpr ((Config::kScore & use::kAlibiSqrt) != 0) {
         if (distance > 0) x -= slope[n][e] * sqrtf(static_cast<float>(distance));
       }
-      if constexpr ((Config::kScore & (kBias | kT5)) != 0) x += kLog2e * table_terms(p, split, n, e, key, distance);
+      if constexpr (kTables) x += kLog2e * table_terms(p, split, n, e, key, distance);
     }
     return x;
   }

@@ -56,7 +56,7 @@ class Keys {
       }
       scale_ = shared_.key_scale[read_pipe_.stage][thread_];
       masked_ = shared_.key_masked[read_pipe_.stage][thread_] != 0;
-      if (p_.rows.cache.k_scale.mode == 0) scale_ = 1;
+      if (p_.rows.cache.k_scale.mode == ScaleMode::kNone) scale_ = 1;
       read_pipe_.next<Config::kKeySlots>();
       __syncwarp();  // the stage has been read
       issue_copies();
@@ -129,7 +129,7 @@ class Keys {
         }
       }
       shared_.key_masked[copy_pipe_.stage][thread_] = next_.page == -1;
-      if (next_.page >= 0 && p_.rows.cache.k_scale.mode != 0)
+      if (next_.page >= 0 && p_.rows.cache.k_scale.mode != ScaleMode::kNone)
         ptx::copy_async<4>(ptx::shared_address(&shared_.key_scale[copy_pipe_.stage][thread_]), scale_at(next_), 4);
     }
     ptx::commit_copies();
@@ -156,8 +156,8 @@ class Keys {
       }
     }
     masked_ = own_slot.page == -1;
-    scale_ = own_slot.page >= 0 && p_.rows.cache.k_scale.mode != 0 ? *reinterpret_cast<const float*>(scale_at(own_slot))
-                                                                    : 1.0f;
+    const bool has_scale = own_slot.page >= 0 && p_.rows.cache.k_scale.mode != ScaleMode::kNone;
+    scale_ = has_scale ? *reinterpret_cast<const float*>(scale_at(own_slot)) : 1.0f;
   }
 
   const IndexScoresParams& p_;

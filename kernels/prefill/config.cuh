@@ -3,8 +3,9 @@
 #pragma once
 
 #include "common/cached_slot.cuh"
+#include "common/element.cuh"
+#include "common/kinds.h"
 #include "common/pipeline_state.cuh"
-#include "common/score_terms.cuh"
 #include "prefill/prefill_params.h"
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
@@ -15,8 +16,7 @@
 namespace attune::prefill {
 
 using common::find_slot, common::has_value, common::int_at, common::is_there, common::scale_of, common::slot_in_page;
-using common::kAlibi, common::kAlibiSqrt, common::kBias, common::kLog2e, common::kSoftcap, common::kT5;
-using common::kMaskBits, common::kMaskRanges;
+using common::kLog2e;
 using common::PipelineState, common::Slot;
 using kernels::WorkTile, kernels::WorkTileParams;
 using scheduler::end_visible, scheduler::first_visible, scheduler::kNoMoreWork, scheduler::tile_at;
@@ -35,12 +35,10 @@ using scheduler::KeyTiles, scheduler::Tile, scheduler::TileScheduler, scheduler:
 #define ATTUNE_QUERY_STAGES 1
 #endif
 
-constexpr int kScaleFirst = 32;  // a bit of ATTUNE_SCORE: softmax_scale is not positive
-
 struct Config {
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
   static constexpr int kType = ATTUNE_TYPE, kCacheType = ATTUNE_CACHE_TYPE, kOutType = ATTUNE_OUT_TYPE;
-  static constexpr int kScore = ATTUNE_SCORE, kMask = ATTUNE_MASK;
+  static constexpr unsigned kScore = ATTUNE_SCORE, kMask = ATTUNE_MASK;
   static constexpr bool kCached = ATTUNE_CACHED != 0, kDense = ATTUNE_DENSE != 0;
   // Tiles of an x-packed 16-bit cache are wgmma operands as they lie in memory; dense tiles of new tokens are swizzled
   // rows. Of an x-packed 8-bit cache, K is dequantized to rows and V to the x-packed layout of 16 bits
@@ -82,15 +80,15 @@ struct Config {
       kMathWarps + kDequantWarps + kGatherWarps + kTransposeWarps + kBf16x3Warps + (kTwoProducerWarps ? 1 : 0);
   // The mask of the first tile is computed before its scores arrive, where registers allow.
   static constexpr bool kPrecomputeMask =
-      !kCached && kHeadDimV <= 128 && (kScore == 0 || (kScore == kAlibi && kElementSize == 2)) && kMask == 0;
+      !kCached && kHeadDimV <= 128 && (kScore == 0 || (kScore == use::kAlibi && kElementSize == 2)) && kMask == 0;
   // The warps beside the producer leave the math warps few registers.
   static constexpr bool kLowRegisters = kQuantized || (kGathers && kScore != 0);
   // Deferred max: exponentials use a max of earlier tiles; only the first visible tile of a row waits for its own max.
   static constexpr bool kMayDeferMax =
       kElementSize == 2 && kHeadDimV <= 128 && kMask == 0 && !kLowRegisters && !kXpacked;
-  static constexpr bool kDeferredMax = kMayDeferMax && (kScore == 0 || kScore == kAlibi);
+  static constexpr bool kDeferredMax = kMayDeferMax && (kScore == 0 || kScore == use::kAlibi);
   // The same with softcap, while scores are small beside the cap. Not for low caps, where they hardly ever are.
-  static constexpr bool kDeferredMaxSoftcap = kMayDeferMax && kScore == kSoftcap && ATTUNE_LOW_CAP == 0;
+  static constexpr bool kDeferredMaxSoftcap = kMayDeferMax && kScore == use::kSoftcap && ATTUNE_LOW_CAP == 0;
   static constexpr int kProducerRegisters = kFp32                        ? 104
                                             : kQuantized || kGathers     ? 72
                                             : kFp8 || !kTwoProducerWarps ? 40

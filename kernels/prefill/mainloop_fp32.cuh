@@ -141,7 +141,7 @@ class MainloopFp32 {
     if constexpr (!Rows::kProducts) rows.score(p_, tiles.start(i), s);
     const unsigned tile_mask = Config::kCached ? smem_.mask(k_pipe_.stage) : 0;
     const bool any_invalid = Config::kCached && ptx::load_shared_u32(tile_mask) != 0;
-    if (Rows::kBits || any_invalid || !rows.whole_tiles(work, tiles).has(i)) {
+    if (Rows::KeyMask::kAny || any_invalid || !rows.whole_tiles(work, tiles).has(i)) {
       const Tile tile = tile_at(work, tiles, i);
       rows.apply_mask<Config::kKeys / 2>(p_, tile, rows.visible_keys(p_, tile), any_invalid, tile_mask, s);
     }

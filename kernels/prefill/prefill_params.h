@@ -7,6 +7,10 @@
 
 namespace attune::kernels {
 
+// A bit of ATTUNE_SCORE beside those of common/kinds.h: scores are scaled before row_max is taken. The largest product
+// is the largest score only if the scale is positive.
+constexpr int kScaleFirst = 256;
+
 // Raw rows of an 8-bit cache: blocks of 128 channels, zeros beyond the head dim.
 ATTUNE_SHARED_FUNCTION int raw_blocks(int head_dim) { return (head_dim + 127) / 128; }
 ATTUNE_SHARED_FUNCTION int raw_bytes(int keys, int head_dim_qk, int head_dim_v) {

@@ -81,14 +81,11 @@ class NonfiniteRows {
   __device__ __forceinline__ static bool sees(const WorkTileParams& p, const Rows& rows, const Rows::Terms& terms,
                                               int position, int first, int end, int key) {
     bool visible = first <= key && key < end;
-    if constexpr (Rows::kRanges) {
-      for (int i = 0; i < p.num_ranges; ++i) {
-        int range_first, range_last;
-        visible |= Rows::in_range(p, rows.batch, i, position, range_first, range_last) && range_first <= key &&
-                   key <= range_last;
-      }
+    for (int i = 0; common::kMayHaveRanges && i < p.num_ranges; ++i) {
+      const common::Range range = common::range_at(p, rows.batch, i);
+      visible |= common::holds(range, position) && range.first <= key && key <= range.last;
     }
-    if constexpr (Rows::kBits) visible = visible && Rows::bit_of(p, rows.first_row, rows.mask_start, terms, key);
+    if constexpr (Rows::KeyMask::kAny) visible = visible && rows.key_mask.sees(p, terms.query, terms.head, key);
     return visible;
   }
 

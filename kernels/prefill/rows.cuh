@@ -3,6 +3,8 @@
 // their scores.
 #pragma once
 
+#include "common/masks.cuh"
+#include "common/score_terms.cuh"
 #include "common/softcap.cuh"
 #include "prefill/shared_storage.cuh"
 #include "ptx/math.cuh"
@@ -37,16 +39,17 @@ __device__ __forceinline__ int token_of_row(const WorkTileParams& p, int row) {
 }
 
 struct Rows {
-  static constexpr bool kAlibiOn = (Config::kScore & (kAlibi | kAlibiSqrt)) != 0;
+  static constexpr bool kAlibiOn = (Config::kScore & (use::kAlibi | use::kAlibiSqrt)) != 0;
   // kProducts: scores stay unscaled products until the exponential. The map from products to scores is monotonic, so
   // row_max may be that of products. ALiBi alone adds its slope to the products. All other terms, and cases that would
   // spill or are not exact enough, are computed first.
   static constexpr bool kWide = Config::kCached && Config::kChannels > 128;
-  static constexpr bool kPlain = Config::kScore == 0, kSloped = Config::kScore == kAlibi && !kWide && !Config::kFp32,
-                        kCapped = Config::kScore == kSoftcap && !kWide && !Config::kLowRegisters && !Config::kFp32,
+  static constexpr bool kPlain = Config::kScore == 0,
+                        kSloped = Config::kScore == use::kAlibi && !kWide && !Config::kFp32,
+                        kCapped = Config::kScore == use::kSoftcap && !kWide && !Config::kLowRegisters && !Config::kFp32,
                         kProducts = kPlain || kCapped || kSloped;
-  static constexpr bool kTables = (Config::kScore & (kBias | kT5)) != 0;
-  static constexpr bool kBits = (Config::kMask & kMaskBits) != 0, kRanges = (Config::kMask & kMaskRanges) != 0;
+  static constexpr bool kTables = (Config::kScore & use::kTables) != 0;
+  using KeyMask = common::KeyMask<Config::kMask>;
 
   int token[2], head[2];                 // of the sequence, and of all query heads; token -1: padding row
   int position[2];                       // absolute
@@ -55,17 +58,13 @@ struct Rows {
   float slope[kAlibiOn ? 2 : 1];         // for scores in base 2
   float product_slope[kSloped ? 2 : 1];  // for products
   int batch, num_keys, before;           // before: keys before the sequence's first query
-  long long first_row;                   // of mask_bits: the row of the first query
-  int mask_start;
+  KeyMask key_mask;
 
   __device__ __forceinline__ void start(const WorkTileParams& p, const WorkTile& t, int head_tile) {
     const int row = row_of_thread();
     before = t.num_keys - t.num_q;
-    if constexpr (kBits || kRanges) {
-      batch = t.batch, num_keys = t.num_keys;
-      first_row = p.cu_seqlens_q.data != nullptr ? t.q_begin : static_cast<long long>(t.batch) * p.fixed_q;
-      mask_start = p.mask_start.data != nullptr ? common::int_at(p.mask_start, t.batch) : 0;
-    }
+    if constexpr (Config::kMask != 0) batch = t.batch, num_keys = t.num_keys;
+    if constexpr (KeyMask::kAny) key_mask.start(p, t.batch, t.q_begin);
     first_of_all = first_visible(p, before + t.token_begin + t.num_tokens - 1);
     end_of_all = end_visible(p, t.num_keys, before + t.token_begin);
 #pragma unroll
@@ -93,13 +92,13 @@ struct Rows {
   // special-function unit.
   __device__ __forceinline__ static float score_of(const WorkTileParams& p, float s, const Terms& t, int key,
                                                    float distance) {
-    if constexpr ((Config::kScore & kSoftcap) != 0) {
+    if constexpr ((Config::kScore & use::kSoftcap) != 0) {
       s = common::capped_score(s * p.cap_unit, p.cap_level);
     } else {
       s *= p.scale * kLog2e;
     }
-    if constexpr ((Config::kScore & kAlibi) != 0) s = fmaf(-t.slope, distance, s);
-    if constexpr ((Config::kScore & kAlibiSqrt) != 0) s -= t.slope * sqrtf(fmaxf(distance, 0.0f));
+    if constexpr ((Config::kScore & use::kAlibi) != 0) s = fmaf(-t.slope, distance, s);
+    if constexpr ((Config::kScore & use::kAlibiSqrt) != 0) s -= t.slope * sqrtf(fmaxf(distance, 0.0f));
     if constexpr (kTables) {
       if (t.query >= 0) {
         s += kLog2e * common::table_terms<Config::kScore>(p, t.head, t.query, t.before, key, t.before + t.query - key);
@@ -223,33 +222,21 @@ struct Rows {
     for (int h = 0; h < 2; ++h) {
       KeyBits visible = visible_keys.row[h];
       if (any_invalid) visible &= ~invalid_keys(tile_mask);
-      if constexpr (kBits) visible = visible_by_mask_bits(p, tile, h, visible);
+      if constexpr (KeyMask::kAny) visible = visible_key_by_key(p, tile, h, visible);
       mask_row<kCount>(h, visible, s);
     }
-  }
-
-  // Whether row h sees a key of its range, by mask bits.
-  __device__ __forceinline__ static bool bit_of(const WorkTileParams& p, long long first_row, int mask_start,
-                                                const Terms& t, int key) {
-    return common::mask_bit(p, first_row + t.query, t.head, static_cast<long long>(key) - mask_start);
-  }
-  __device__ __forceinline__ static bool in_range(const WorkTileParams& p, int batch, int i, int position, int& first,
-                                                  int& last) {
-    const int* range = p.ranges + batch * p.range_batch_stride + i * p.range_stride;
-    first = range[0], last = range[p.range_end_stride];
-    return first < last && first <= position && position <= last;
   }
 
  private:
   __device__ __forceinline__ KeyBits visible_by_position(const WorkTileParams& p, const Tile& tile, int h) const {
     // first and end lie within the work tile's keys; ranges and cached tiles may not.
-    if constexpr (!kRanges)
+    if constexpr (!common::kMayHaveRanges)
       return keys_between(first[h] - tile.start, (Config::kCached ? min(end[h], tile.high) : end[h]) - tile.start);
     KeyBits visible = keys_between(first[h] - tile.start, end[h] - tile.start);
     for (int i = 0; i < p.num_ranges && token[h] >= 0; ++i) {
-      int range_first, range_last;
-      if (in_range(p, batch, i, position[h], range_first, range_last))
-        visible |= keys_between(range_first - tile.start, min(range_last, num_keys - 1) + 1 - tile.start);
+      const common::Range range = common::range_at(p, batch, i);
+      if (common::holds(range, position[h]))
+        visible |= keys_between(range.first - tile.start, min(range.last, num_keys - 1) + 1 - tile.start);
     }
     return visible & keys_between(tile.low - tile.start, tile.high - tile.start);
   }
@@ -263,14 +250,13 @@ struct Rows {
     }
     return keys;
   }
-  __device__ __forceinline__ KeyBits visible_by_mask_bits(const WorkTileParams& p, const Tile& tile, int h,
-                                                          KeyBits visible) const {
+  __device__ __forceinline__ KeyBits visible_key_by_key(const WorkTileParams& p, const Tile& tile, int h,
+                                                        KeyBits visible) const {
     if (token[h] < 0) return 0;
-    const Terms t = terms(h);
 #pragma unroll 4
     for (int i = 0; i < Config::kKeys / 4; ++i) {
       const int key = tile.start + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
-      if ((visible >> i & 1) != 0 && !bit_of(p, first_row, mask_start, t, key)) visible &= ~(KeyBits{1} << i);
+      if ((visible >> i & 1) != 0 && !key_mask.sees(p, token[h], head[h], key)) visible &= ~(KeyBits{1} << i);
     }
     return visible;
   }

@@ -129,7 +129,7 @@ class Softmax {
                                             const Rows::VisibleKeys* visible_keys = nullptr) const {
     const unsigned tile_mask = Config::kCached ? smem_.mask(k_pipe_.stage) : 0;
     const bool any_invalid = Config::kCached && ptx::load_shared_u32(tile_mask) != 0;
-    if (!Rows::kBits && !any_invalid && whole.has(i)) return false;
+    if (!Rows::KeyMask::kAny && !any_invalid && whole.has(i)) return false;
     const Tile tile = tile_at(work, tiles, i);
     rows.template apply_mask<kCount>(p_, tile, visible_keys != nullptr ? *visible_keys : rows.visible_keys(p_, tile),
                                      any_invalid, tile_mask, s);

@@ -58,7 +58,7 @@ __device__ __forceinline__ void start_row(const FetchParams& p, const TokenAddre
   const RowScale& scale = r.of_v ? p.cache.v_scale : p.cache.k_scale;
   row += head * plane.head_stride;
   float of_row = 1.0f;
-  if (kFormat == 0 && scale_mode(scale) != 0)
+  if (kFormat == 0 && scale_mode(scale) != ScaleMode::kNone)
     of_row = *reinterpret_cast<const float*>(global(scales + head * scale.head_stride));
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
@@ -83,7 +83,7 @@ __device__ __forceinline__ void start_row(const FetchParams& p, const TokenAddre
 __device__ __forceinline__ void decode(const FetchParams& p, const Row& r, int channel, const RawRun<kWidth>& raw,
                                        float scale, float (&x)[kWidth]) {
   const RowPlane& plane = r.of_v ? p.cache.v : p.cache.k;
-  bool scaled = scale_mode(r.of_v ? p.cache.v_scale : p.cache.k_scale) != 0;
+  bool scaled = scale_mode(r.of_v ? p.cache.v_scale : p.cache.k_scale) != ScaleMode::kNone;
   if constexpr (kFormat == 0) {
     common::decode_run<kWidth>(type_of(kCacheType, plane.dtype), raw, x);
   } else {

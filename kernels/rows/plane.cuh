@@ -32,8 +32,8 @@ static_assert(kFormat == 0 || kLanes == 32, "a warp takes a packed row, whose sc
 __device__ __forceinline__ constexpr int type_of(int compiled, int at_run_time) {
   return compiled != 0 ? compiled : at_run_time;
 }
-__device__ __forceinline__ int scale_mode(const RowScale& s) {
-  return kScales == kernels::kScalesAtRunTime ? s.mode : kScales;
+__device__ __forceinline__ ScaleMode scale_mode(const RowScale& s) {
+  return kScales == kernels::kScalesAtRunTime ? s.mode : static_cast<ScaleMode>(kScales);
 }
 
 __device__ __forceinline__ char* row_at(const RowTensor& t, long long outer, long long inner) {

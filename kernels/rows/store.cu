@@ -167,16 +167,16 @@ __device__ __forceinline__ void store_plain(const StoreParams& p, const Units& u
                                             const Channels& x) {
   const RowPlane& plane = r.part == kRowOfV ? p.cache.v : p.cache.k;
   const int dtype = type_of(kCacheType, plane.dtype);
-  const int mode = scale_mode(r.part == kRowOfV ? p.cache.v_scale : p.cache.k_scale);
+  const ScaleMode mode = scale_mode(r.part == kRowOfV ? p.cache.v_scale : p.cache.k_scale);
   float value = 1.0f;
-  if (kScales == 3 || kScales == kernels::kScalesAtRunTime) {
+  if (kScales == static_cast<int>(ScaleMode::kTokenHead) || kScales == kernels::kScalesAtRunTime) {
     value = common::token_scale(dtype, amax_of_row(units, r, x), p.cache.power_of_two_scales != 0);
   }
   if (r.cache == nullptr) return;
   auto* stored = reinterpret_cast<float*>(global(r.scale));
-  if (mode == 3) {
+  if (mode == ScaleMode::kTokenHead) {
     if (lane == 0) *stored = value;
-  } else if (mode != 0) {
+  } else if (mode != ScaleMode::kNone) {
     value = *stored;
   }
   const common::Divider over(value);
@@ -190,7 +190,7 @@ __device__ __forceinline__ void store_plain(const StoreParams& p, const Units& u
       float codes[kWidth];
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) codes[k] = x[u][side][k];
-      if (mode != 0) over.divide(codes);
+      if (mode != ScaleMode::kNone) over.divide(codes);
       store(plane, dtype, r.cache, side == 0 ? unit.first : unit.second,
             kCopies ? r.raw[u][side] : common::encode_run<kWidth>(dtype, codes));
     }

@@ -2,7 +2,7 @@
 // From the lengths on the device to a sequence: its queries, the keys that they may see, and the tiles of those.
 #pragma once
 
-#include "common/int_table.cuh"
+#include "common/masks.cuh"
 #include "scheduler/stream_k_params.h"
 
 namespace attune::scheduler {
@@ -29,11 +29,10 @@ __device__ __forceinline__ void complete_sequence(const AttentionParams& p, int 
   if (p.window_left >= 0) first = static_cast<int>(max(first_position - p.window_left, 0ll));
   if (p.window_right >= 0) end = static_cast<int>(min(last_position + p.window_right + 1, static_cast<long long>(end)));
   for (int i = 0; kMayHaveRanges && i < p.num_ranges; ++i) {
-    const int* range = p.ranges + b * p.range_batch_stride + i * p.range_stride;
-    const int range_first = range[0], range_last = range[p.range_end_stride];
-    if (range_first >= range_last || range_last < first_position || range_first > last_position) continue;
-    first = min(first, max(range_first, 0));
-    end = max(end, range_last < num_cached ? range_last + 1 : num_cached);
+    const common::Range range = common::range_at(p, b, i);
+    if (range.first >= range.last || range.last < first_position || range.first > last_position) continue;
+    first = min(first, max(range.first, 0));
+    end = max(end, range.last < num_cached ? range.last + 1 : num_cached);
   }
   if (p.ring_capacity > 0) first = max(first, num_cached - p.ring_capacity);
   if (skipped || end < first) end = first;

@@ -3,7 +3,7 @@
 // these keys.
 #pragma once
 
-#include "common/int_table.cuh"
+#include "common/masks.cuh"
 #include "common/work_tile_params.h"
 
 namespace attune::scheduler {
@@ -157,9 +157,9 @@ __device__ __forceinline__ WorkTile block_work(const WorkTileParams& p, const Se
     t.end_key = t.num_cached + entries_in_use(p.list_of_extra, b, row);
   }
   for (int i = 0; i < p.num_ranges; ++i) {
-    const int* range = p.ranges + b * p.range_batch_stride + i * p.range_stride;
-    const int first = max(range[0], 0), last = range[p.range_end_stride];
-    if (range[0] >= last || last < position || range[0] > position + t.num_tokens - 1) continue;
+    const common::Range range = common::range_at(p, b, i);
+    const int first = max(range.first, 0), last = range.last;
+    if (range.first >= last || last < position || range.first > position + t.num_tokens - 1) continue;
     const int end = clamp_int(static_cast<long long>(last) + 1, 0, s.num_keys);
     if (first >= end) continue;
     t.first_key = t.end_key == 0 ? first : min(t.first_key, first);

@@ -39,17 +39,6 @@ void absent(const char* name, const attune_tensor& t, int32_t kind) {
   require(!present(t), name, " is set, but kind is ", kind_name(kind), ", which does not use it");
 }
 
-void check_flag(const char* name, int32_t value) {
-  require(value == 0 || value == 1, name, " is ", value, "; it must be 0 or 1");
-}
-
-IntView int_vector(const char* name, const attune_tensor& t, int64_t expected, const char* what, Data data) {
-  if (!present(t)) return {};
-  check_tensor(name, t, {ATTUNE_INT32}, {1}, data);
-  check_extent(name, t, 0, expected, what);
-  return int_view(t);
-}
-
 void read_sequences(IndexerProblem& p, const attune_indexer& op, const Rows& rows, Data data) {
   const attune_tensor& t = *rows.tensor;
   p.total_q = rows.batched() ? t.shape[0] * t.shape[1] : t.shape[0];

@@ -27,48 +27,31 @@ constexpr AxisInfo kAxes[kNumAxes] = {
     {"determinism", {"run to run", "batch invariant"}},
 };
 
-uint32_t format_bit(const KvCache& c, int32_t dtype) {
-  if (!c.format->plain) return c.format->id == ATTUNE_KV_MLA_656 ? use::kMla656 : use::kMla584;
-  switch (dtype) {
-    case ATTUNE_FLOAT32:
-      return use::kF32;
-    case ATTUNE_FLOAT16:
-      return use::kF16;
-    case ATTUNE_BFLOAT16:
-      return use::kBf16;
-    case ATTUNE_FLOAT8_E4M3:
-      return use::kE4m3;
-    case ATTUNE_FLOAT8_E5M2:
-      return use::kE5m2;
-    default:
-      return use::kInt8;
-  }
-}
+// Of a query, an element of a cache, or an output.
+constexpr uint32_t dtype_bit(int32_t dtype) { return 1u << (dtype - ATTUNE_FLOAT32); }
+static_assert(dtype_bit(ATTUNE_FLOAT32) == use::kQF32 && dtype_bit(ATTUNE_INT8) == use::kQInt8 &&
+              dtype_bit(ATTUNE_FLOAT32) == use::kF32 && dtype_bit(ATTUNE_INT8) == use::kInt8 &&
+              dtype_bit(ATTUNE_FLOAT32) == use::kOutF32 && dtype_bit(ATTUNE_FLOAT8_E4M3) == use::kOutE4m3);
 
-uint32_t query_dtype_bit(int32_t dtype) {
-  switch (dtype) {
-    case ATTUNE_FLOAT32:
-      return use::kQF32;
-    case ATTUNE_FLOAT16:
-      return use::kQF16;
-    case ATTUNE_BFLOAT16:
-      return use::kQBf16;
-    case ATTUNE_FLOAT8_E4M3:
-      return use::kQE4m3;
-    case ATTUNE_FLOAT8_E5M2:
-      return use::kQE5m2;
-    default:
-      return use::kQInt8;
+uint32_t format_bit(const KvCache& c, int32_t dtype) {
+  switch (static_cast<attune_kv_format>(c.format->id)) {
+    case ATTUNE_KV_PLAIN:
+      break;
+    case ATTUNE_KV_MLA_656:
+      return use::kMla656;
+    case ATTUNE_KV_MLA_584:
+      return use::kMla584;
   }
+  return dtype_bit(dtype);
 }
 
 uint32_t scale_bit(KvScale::Mode m) { return 1u << static_cast<int>(m); }
 
 void add_cache(Traits& t, const KvCache& c, int32_t layout) {
-  t.axes[static_cast<int>(Axis::kKvFormat)] |=
+  t[Axis::kKvFormat] |=
       format_bit(c, c.k.dtype) | format_bit(c, c.v.dtype) | (c.v_aliases_k ? use::kValiasesK : use::kVBesideK);
-  t.axes[static_cast<int>(Axis::kKvScales)] |= scale_bit(c.k_scale.mode) | scale_bit(c.v_scale.mode);
-  t.axes[static_cast<int>(Axis::kKvLayout)] |= 1u << layout;
+  t[Axis::kKvScales] |= scale_bit(c.k_scale.mode) | scale_bit(c.v_scale.mode);
+  t[Axis::kKvLayout] |= 1u << layout;
 }
 
 std::string value_list(Axis axis, uint32_t bits) {
@@ -86,11 +69,10 @@ const AxisInfo& axis_info(Axis axis) { return kAxes[static_cast<int>(axis)]; }
 
 Traits traits_of(const Problem& p, const attune_attention& a) {
   Traits t;
-  auto axis = [&](Axis x) -> uint32_t& { return t.axes[static_cast<int>(x)]; };
-  axis(Axis::kQueries) = p.cu_q ? use::kRagged : use::kFixed;
-  axis(Axis::kQueryDtype) = query_dtype_bit(p.q.dtype);
+  t[Axis::kQueries] = p.cu_q ? use::kRagged : use::kFixed;
+  t[Axis::kQueryDtype] = dtype_bit(p.q.dtype);
 
-  uint32_t& source = axis(Axis::kKvSource);
+  uint32_t& source = t[Axis::kKvSource];
   if (p.dense_kv) source |= p.sparse ? use::kSparseDense : use::kDense;
   if (p.cache) source |= p.sparse ? use::kSparseSlots : (p.cache.paged ? use::kPaged : use::kContiguous);
   if (p.new_tokens) source |= use::kNewTokens;
@@ -110,7 +92,7 @@ Traits traits_of(const Problem& p, const attune_attention& a) {
     add_cache(t, dense, ATTUNE_KV_NHD);
   }
 
-  uint32_t& mask = axis(Axis::kMask);
+  uint32_t& mask = t[Axis::kMask];
   if (p.causal) mask |= use::kCausal;
   if (p.window_left >= 0 || p.window_right >= 0) mask |= use::kWindow;
   if (p.has_mask_bits) mask |= use::kBits;
@@ -119,7 +101,7 @@ Traits traits_of(const Problem& p, const attune_attention& a) {
   if (p.skip_decode) mask |= use::kSkipDecode;
   if (mask == 0) mask = use::kNoMask;
 
-  uint32_t& score = axis(Axis::kScore);
+  uint32_t& score = t[Axis::kScore];
   score = use::kPlain;
   if (p.softcap > 0) score |= use::kSoftcap;
   if (p.alibi) score |= p.alibi_sqrt ? use::kAlibiSqrt : use::kAlibi;
@@ -128,7 +110,7 @@ Traits traits_of(const Problem& p, const attune_attention& a) {
   if (p.t5_bias) score |= use::kT5;
   if (p.sinks) score |= use::kSinks;
 
-  uint32_t& prologue = axis(Axis::kPrologue);
+  uint32_t& prologue = t[Axis::kPrologue];
   const Prologue& g = p.prologue;
   if (present(a.prologue.qkv_scale)) prologue |= use::kDequantize;
   if (g.q_bias || g.k_bias || g.v_bias) prologue |= use::kQkvBias;
@@ -139,24 +121,11 @@ Traits traits_of(const Problem& p, const attune_attention& a) {
   if (g.power_of_two_scales) prologue |= use::kPowerOfTwoScales;
   if (prologue == 0) prologue = use::kNoPrologue;
 
-  uint32_t& output = axis(Axis::kOutput);
-  switch (p.out.dtype) {
-    case ATTUNE_FLOAT32:
-      output = use::kOutF32;
-      break;
-    case ATTUNE_FLOAT16:
-      output = use::kOutF16;
-      break;
-    case ATTUNE_BFLOAT16:
-      output = use::kOutBf16;
-      break;
-    default:
-      output = use::kOutE4m3;
-      break;
-  }
+  uint32_t& output = t[Axis::kOutput];
+  output = dtype_bit(p.out.dtype);
   if (p.lse) output |= use::kLse;
   if (p.max_logits) output |= use::kMaxLogits;
-  axis(Axis::kDeterminism) = use::kRunToRun | (p.batch_invariant ? use::kBatchInvariant : 0u);
+  t[Axis::kDeterminism] = use::kRunToRun | (p.batch_invariant ? use::kBatchInvariant : 0u);
 
   t.head_dim_qk = p.head_dim_qk;
   t.head_dim_v = p.head_dim_v;

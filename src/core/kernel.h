@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "common/kinds.h"
 #include "core/problem.h"
 
 namespace attune {
@@ -34,7 +35,7 @@ struct AxisInfo {
 };
 const AxisInfo& axis_info(Axis axis);
 
-// Bits of each axis, in the order of AxisInfo::values.
+// Bits of each axis, in the order of AxisInfo::values. Those of masks, scores and KV scales: common/kinds.h.
 namespace use {
 enum Queries : uint32_t { kRagged = 1, kFixed = 2 };
 enum QueryDtype : uint32_t { kQF32 = 1, kQF16 = 2, kQBf16 = 4, kQE4m3 = 8, kQE5m2 = 16, kQInt8 = 32 };
@@ -61,27 +62,7 @@ enum KvFormats : uint32_t {
   kValiasesK = 256,
   kVBesideK = 512
 };
-enum KvScales : uint32_t { kNoScale = 1, kPerTensor = 2, kPerHead = 4, kPerTokenHead = 8 };
 enum KvLayouts : uint32_t { kNhd = 1, kHnd = 2, kXpacked = 4, kBytes = 8 };
-enum Masks : uint32_t {
-  kNoMask = 1,
-  kCausal = 2,
-  kWindow = 4,
-  kBits = 8,
-  kRanges = 16,
-  kFinished = 32,
-  kSkipDecode = 64
-};
-enum Scores : uint32_t {
-  kPlain = 1,
-  kSoftcap = 2,
-  kAlibi = 4,
-  kAlibiSqrt = 8,
-  kBias = 16,
-  kNewTokenBias = 32,
-  kT5 = 64,
-  kSinks = 128
-};
 enum Prologues : uint32_t {
   kNoPrologue = 1,
   kDequantize = 2,
@@ -100,6 +81,7 @@ enum Determinism : uint32_t { kRunToRun = 1, kBatchInvariant = 2 };
 // What a descriptor uses.
 struct Traits {
   uint32_t axes[kNumAxes] = {};
+  uint32_t& operator[](Axis axis) { return axes[static_cast<int>(axis)]; }
   int64_t head_dim_qk = 0, head_dim_v = 0, group = 0;
   bool operator==(const Traits&) const = default;
 };
@@ -108,6 +90,7 @@ Traits traits_of(const Problem& p, const attune_attention& a);
 // What a kernel covers.
 struct Coverage {
   uint32_t axes[kNumAxes] = {};
+  uint32_t& operator[](Axis axis) { return axes[static_cast<int>(axis)]; }
   int64_t head_dim_qk_max = 0, head_dim_v_max = 0, group_max = 0;
   // "" if covered, else what differs, e.g. "mask: bits".
   std::string difference(const Traits& t) const;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "attune/attune.h"
+#include "common/kinds.h"
 #include "core/kv_format.h"
 #include "core/tensor.h"
 
@@ -29,11 +30,12 @@ struct KvPlane {
 };
 
 struct KvScale {
-  enum class Mode : uint8_t { kNone, kTensor, kHead, kTokenHead };
+  using Mode = ScaleMode;
   Mode mode = Mode::kNone;
   float* data = nullptr;
   int64_t page_stride = 0, slot_stride = 0, head_stride = 0;
 
+  bool by_token() const { return mode == Mode::kTokenHead; }  // computed and written with the rows; else only read
   float* at(int64_t page, int64_t offset, int64_t head) const {
     return data + page * page_stride + offset * slot_stride + head * head_stride;
   }
@@ -58,8 +60,7 @@ struct KvCache {
   explicit operator bool() const { return format != nullptr; }
   // True if scales are computed and written with the rows; else they are only read.
   bool writes_scales() const {
-    const auto by_token = [](const KvScale& s) { return s.mode == KvScale::Mode::kTokenHead; };
-    return format != nullptr && (!format->plain || (by_token(k_scale) && by_token(v_scale)));
+    return format != nullptr && (!format->plain || (k_scale.by_token() && v_scale.by_token()));
   }
   bool quantized() const { return format != nullptr && (!format->plain || k.element_size == 1); }
   int64_t num_slots() const { return num_pages * page_size; }

@@ -11,22 +11,11 @@
 namespace attune {
 namespace {
 
-constexpr std::initializer_list<int32_t> kFloats = {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16};
 constexpr std::initializer_list<int32_t> kOutputs = {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16,
                                                      ATTUNE_FLOAT8_E4M3};
-constexpr std::initializer_list<int32_t> kInputs = {ATTUNE_FLOAT32,     ATTUNE_FLOAT16,     ATTUNE_BFLOAT16,
-                                                    ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E5M2, ATTUNE_INT8};
-
 void check_geometry(const char* name, int64_t heads, int64_t dim) {
   require(heads >= 1, name, " has ", heads, " heads; it must have at least 1");
   require(dim >= 1 && dim <= kMaxHeadDim, name, " has head_dim ", dim, "; it must be 1..", kMaxHeadDim);
-}
-
-IntView int_vector(const char* name, const attune_tensor& t, int64_t expected, const char* what) {
-  if (!present(t)) return {};
-  check_tensor(name, t, {ATTUNE_INT32}, {1}, Data::kRequired);
-  check_extent(name, t, 0, expected, what);
-  return int_view(t);
 }
 
 FlagView flags(const char* name, const attune_tensor& t, int64_t batch) {
@@ -120,7 +109,7 @@ void read_sequences(CacheProblem& out, const attune_cache_op& op) {
   out.batch = op.seqused_kv.shape[0];
   out.seqused = int_view(op.seqused_kv);
   if (present(op.cu_seqlens)) {
-    out.cu = int_vector("cu_seqlens", op.cu_seqlens, out.batch + 1, "batch + 1");
+    out.cu = int_vector("cu_seqlens", op.cu_seqlens, out.batch + 1, "batch + 1", Data::kRequired);
   } else {
     require(out.batch == 1 || out.batch == out.tokens,
             "cu_seqlens is absent, so k has one token for each sequence or there is one sequence, but ", "k has ",
@@ -165,7 +154,7 @@ PrepareProblem make_qkv_prepare(const attune_qkv_prepare& op) {
   }
   require(!p.q || p.heads_kv == 0 || p.heads_q % p.heads_kv == 0, "q has ", p.heads_q,
           " heads; it must be a multiple of num_heads_kv (", p.heads_kv, ")");
-  p.seqused = int_vector("seqused_kv", op.seqused_kv, p.batch, "batch");
+  p.seqused = int_vector("seqused_kv", op.seqused_kv, p.batch, "batch", Data::kRequired);
   p.finished = flags("finished", op.finished, p.batch);
   const int64_t head_dim_v = present(op.cache.v) ? p.head_dim_v : aliased_head_dim_v(op.cache);
   p.cache = make_kv_cache("cache", op.cache, CacheUse::kSequences, p.batch, p.head_dim_qk, head_dim_v, Data::kRequired);
@@ -230,13 +219,7 @@ MergeProblem make_merge(const attune_merge& op) {
     check_extent("sinks", op.sinks, 0, m.heads, "heads");
     m.sinks = param_view(op.sinks);
   }
-  if (present(op.out_scale)) {
-    require(op.out.dtype == ATTUNE_FLOAT8_E4M3, "out_scale is set, but out is ", dtype_name(op.out.dtype),
-            "; only e4m3 is scaled");
-    check_tensor("out_scale", op.out_scale, {ATTUNE_FLOAT32}, {1}, kData);
-    check_extent("out_scale", op.out_scale, 0, 1, "one scale");
-    m.out_scale = static_cast<const float*>(op.out_scale.data);
-  }
+  m.out_scale = read_out_scale(op.out, op.out_scale, kData);
   if (present(op.lse)) {
     check_tensor("lse", op.lse, {ATTUNE_FLOAT32}, {2}, kData);
     check_extent("lse", op.lse, 0, m.rows, "rows, as partial_out");

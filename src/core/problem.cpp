@@ -11,22 +11,6 @@
 namespace attune {
 namespace {
 
-constexpr std::initializer_list<int32_t> kFloats = {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16};
-constexpr std::initializer_list<int32_t> kInputs = {ATTUNE_FLOAT32,     ATTUNE_FLOAT16,     ATTUNE_BFLOAT16,
-                                                    ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E5M2, ATTUNE_INT8};
-
-void check_flag(const char* name, int32_t value) {
-  require(value == 0 || value == 1, name, " is ", value, "; it must be 0 or 1");
-}
-
-// An optional int32 vector [expected].
-IntView int_vector(const char* name, const attune_tensor& t, int64_t expected, const char* what, Data data) {
-  if (!present(t)) return {};
-  check_tensor(name, t, {ATTUNE_INT32}, {1}, data);
-  check_extent(name, t, 0, expected, what);
-  return int_view(t);
-}
-
 void read_queries(Problem& p, const attune_attention& a, Data data) {
   check_tensor("q", a.q, kInputs, {3, 4}, data);
   p.q = row_view(a.q);
@@ -351,13 +335,7 @@ void read_outputs(Problem& p, const attune_attention& a, Data data) {
   check_extent("out", a.out, a.out.rank - 1, p.head_dim_v, "head_dim_v");
   check_no_overlap("out", a.out);
   p.out = row_view(a.out);
-  if (present(a.out_scale)) {
-    require(a.out.dtype == ATTUNE_FLOAT8_E4M3, "out_scale is set, but out is ", dtype_name(a.out.dtype),
-            "; only e4m3 is scaled");
-    check_tensor("out_scale", a.out_scale, {ATTUNE_FLOAT32}, {1}, data);
-    check_extent("out_scale", a.out_scale, 0, 1, "one scale");
-    p.out_scale = static_cast<const float*>(a.out_scale.data);
-  }
+  p.out_scale = read_out_scale(a.out, a.out_scale, data);
   p.lse = read_row_output("lse", a.lse, a, data);
   p.max_logits = read_row_output("max_logits", a.max_logits, a, data);
   require(a.max_seqlen_q >= 0, "max_seqlen_q is ", a.max_seqlen_q, "; it must be >= 0");

@@ -6,12 +6,6 @@
 namespace attune {
 namespace {
 
-constexpr std::initializer_list<int32_t> kFloats = {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16};
-
-void check_flag(const char* name, int32_t value) {
-  require(value == 0 || value == 1, name, " is ", value, "; it must be 0 or 1");
-}
-
 // The tensor that a parameter applies to.
 struct Operand {
   const char* name;

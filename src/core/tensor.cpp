@@ -73,6 +73,10 @@ void check_extent(const char* name, const attune_tensor& t, int axis, int64_t ex
   }
 }
 
+void check_flag(const char* name, int32_t value) {
+  require(value == 0 || value == 1, name, " is ", value, "; it must be 0 or 1");
+}
+
 void check_no_overlap(const char* name, const attune_tensor& t) {
   std::array<int, ATTUNE_MAX_RANK> axes{};  // axes with more than one element, sorted by stride
   int n = 0;
@@ -142,6 +146,22 @@ IntView int_view(const attune_tensor& t) {
   v.row_stride = t.rank == 1 ? 0 : t.stride[0];
   v.col_stride = t.stride[t.rank - 1];
   return v;
+}
+
+IntView int_vector(const char* name, const attune_tensor& t, int64_t expected, const char* what, Data data) {
+  if (!present(t)) return {};
+  check_tensor(name, t, {ATTUNE_INT32}, {1}, data);
+  check_extent(name, t, 0, expected, what);
+  return int_view(t);
+}
+
+const float* read_out_scale(const attune_tensor& out, const attune_tensor& out_scale, Data data) {
+  if (!present(out_scale)) return nullptr;
+  require(out.dtype == ATTUNE_FLOAT8_E4M3, "out_scale is set, but out is ", dtype_name(out.dtype),
+          "; only e4m3 is scaled");
+  check_tensor("out_scale", out_scale, {ATTUNE_FLOAT32}, {1}, data);
+  check_extent("out_scale", out_scale, 0, 1, "one scale");
+  return static_cast<const float*>(out_scale.data);
 }
 
 }  // namespace attune

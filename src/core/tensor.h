@@ -31,6 +31,10 @@ class Name {
   size_t size_ = 0;
 };
 
+inline constexpr std::initializer_list<int32_t> kFloats = {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16};
+inline constexpr std::initializer_list<int32_t> kInputs = {ATTUNE_FLOAT32,     ATTUNE_FLOAT16,     ATTUNE_BFLOAT16,
+                                                           ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E5M2, ATTUNE_INT8};
+
 enum class Data { kOptional, kRequired };  // planning looks at shapes only; a run needs the bytes
 
 // Throws unless t has one of the dtypes and ranks, a legal shape and legal strides, and aligned data (where required).
@@ -38,6 +42,7 @@ void check_tensor(const char* name, const attune_tensor& t, std::initializer_lis
                   std::initializer_list<int> ranks, Data data);
 // Throws unless t.shape[axis] == expected. what names the source of the expected number ("num_heads_q").
 void check_extent(const char* name, const attune_tensor& t, int axis, int64_t expected, const char* what);
+void check_flag(const char* name, int32_t value);
 // Outputs must not write one element twice.
 void check_no_overlap(const char* name, const attune_tensor& t);
 
@@ -92,5 +97,9 @@ struct IntView {
   int32_t operator()(int64_t j) const { return data[j * col_stride]; }
 };
 IntView int_view(const attune_tensor& t);
+// An optional int32 vector [expected].
+IntView int_vector(const char* name, const attune_tensor& t, int64_t expected, const char* what, Data data);
+// Null where it is absent. Throws where out is not e4m3.
+const float* read_out_scale(const attune_tensor& out, const attune_tensor& out_scale, Data data);
 
 }  // namespace attune

@@ -271,12 +271,23 @@ class AttentionPlan final : public KernelPlan {
 
 std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t) { return std::make_unique<AttentionPlan>(p); }
 
-Coverage full_coverage() {
+// Every value that there is today. A new one is refused until it is named here.
+Coverage coverage() {
   Coverage c;
-  for (int i = 0; i < kNumAxes; ++i) {
-    const AxisInfo& info = axis_info(static_cast<Axis>(i));
-    for (int j = 0; j < kMaxAxisValues && info.values[j] != nullptr; ++j) c.axes[i] |= 1u << j;
-  }
+  c[Axis::kQueries] = use::kRagged | use::kFixed;
+  c[Axis::kQueryDtype] = use::kQF32 | use::kQF16 | use::kQBf16 | use::kQE4m3 | use::kQE5m2 | use::kQInt8;
+  c[Axis::kKvSource] = use::kDense | use::kPaged | use::kContiguous | use::kNewTokens | use::kSparseSlots |
+                       use::kSparseDense | use::kSecondCache | use::kRing | use::kBeams;
+  c[Axis::kKvFormat] = use::kF32 | use::kF16 | use::kBf16 | use::kE4m3 | use::kE5m2 | use::kInt8 | use::kMla656 |
+                       use::kMla584 | use::kValiasesK | use::kVBesideK;
+  c[Axis::kKvScales] = use::kNoScale | use::kPerTensor | use::kPerHead | use::kPerTokenHead;
+  c[Axis::kKvLayout] = use::kNhd | use::kHnd | use::kXpacked | use::kBytes;
+  c[Axis::kMask] = use::kNoMask | kScoreMasks | use::kFinished | use::kSkipDecode;
+  c[Axis::kScore] = kScoreTerms | use::kSinks;
+  c[Axis::kPrologue] = use::kNoPrologue | use::kDequantize | use::kQkvBias | use::kIa3 | use::kRope | use::kMrope |
+                       use::kLogn | use::kAppend | use::kPowerOfTwoScales;
+  c[Axis::kOutput] = use::kOutF32 | use::kOutF16 | use::kOutBf16 | use::kOutE4m3 | use::kLse | use::kMaxLogits;
+  c[Axis::kDeterminism] = use::kRunToRun | use::kBatchInvariant;
   c.head_dim_qk_max = kMaxHeadDim;
   c.head_dim_v_max = kMaxHeadDim;
   c.group_max = std::numeric_limits<int64_t>::max();
@@ -286,7 +297,7 @@ Coverage full_coverage() {
 }  // namespace
 
 const Kernel& attention_kernel() {
-  static const Kernel kernel{"cpu_attention", "attention", ATTUNE_DEVICE_CPU, full_coverage(), make_plan};
+  static const Kernel kernel{"cpu_attention", "attention", ATTUNE_DEVICE_CPU, coverage(), make_plan};
   return kernel;
 }
 

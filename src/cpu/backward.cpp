@@ -106,9 +106,9 @@ class CpuBackwardPlan final : public BackwardPlan {
     const int64_t key_bytes = (round_up(f.head_dim_qk, 16) + round_up(f.head_dim_v, 16)) * int64_t{sizeof(float)};
     keys_ = std::clamp<int64_t>(round_up(std::min(f.max_seqlen_kv, f.k.rows), kTileKeys), kItemKeys,
                                 std::max(kMostSumBytes / key_bytes, kItemKeys));
-    Carver counted(nullptr);
+    Workspace counted(nullptr, kCacheLine);
     take_scratch(counted, f);
-    scratch_each_ = static_cast<int64_t>(counted.used());
+    scratch_each_ = static_cast<int64_t>(counted.size());
     const auto take = [&](int64_t count, size_t size) {
       const size_t at = workspace_;
       workspace_ += static_cast<size_t>(round_up(count * static_cast<int64_t>(size), 64));
@@ -145,7 +145,7 @@ class CpuBackwardPlan final : public BackwardPlan {
     size_t sequences = 0, extents = 0, order = 0, ends = 0, work = 0, scratch = 0;
   };
 
-  void take_scratch(Carver& c, const Problem& p) const {
+  void take_scratch(Workspace& c, const Problem& p) const {
     if (bf16_) {
       GradientScratch<bf16_t>(c, p.head_dim_qk, p.head_dim_v, keys_, p.t5_num_buckets);
     } else {
@@ -188,7 +188,7 @@ class CpuBackwardPlan final : public BackwardPlan {
     const GradientRun run{p, single, t5_, kernels_};
     const auto on_threads = [&](int64_t n, auto&& body) {
       parallel_for(n, threads_, [&](int64_t i, int thread) {
-        Carver own(base + layout_.scratch + thread * scratch_each_);
+        Workspace own(base + layout_.scratch + thread * scratch_each_, kCacheLine);
         GradientScratch<T> s(own, f.head_dim_qk, f.head_dim_v, keys_, f.t5_num_buckets);
         body(i, s);
       });
@@ -234,19 +234,17 @@ std::string refusal(const Problem& p) {
 
 Coverage coverage() {
   Coverage c;
-  const auto axis = [&](Axis x) -> uint32_t& { return c.axes[static_cast<int>(x)]; };
-  axis(Axis::kQueries) = use::kRagged | use::kFixed;
-  axis(Axis::kQueryDtype) = use::kQF32 | use::kQF16 | use::kQBf16;
-  axis(Axis::kKvSource) = use::kDense;
-  axis(Axis::kKvFormat) = use::kF32 | use::kF16 | use::kBf16 | use::kVBesideK;
-  axis(Axis::kKvScales) = use::kNoScale;
-  axis(Axis::kKvLayout) = use::kNhd;
-  axis(Axis::kMask) = use::kNoMask | use::kCausal | use::kWindow | use::kBits | use::kRanges;
-  axis(Axis::kScore) = use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kBias | use::kNewTokenBias |
-                       use::kT5 | use::kSinks;
-  axis(Axis::kPrologue) = use::kNoPrologue;
-  axis(Axis::kOutput) = use::kOutF32 | use::kOutF16 | use::kOutBf16;
-  axis(Axis::kDeterminism) = use::kRunToRun | use::kBatchInvariant;
+  c[Axis::kQueries] = use::kRagged | use::kFixed;
+  c[Axis::kQueryDtype] = use::kQF32 | use::kQF16 | use::kQBf16;
+  c[Axis::kKvSource] = use::kDense;
+  c[Axis::kKvFormat] = use::kF32 | use::kF16 | use::kBf16 | use::kVBesideK;
+  c[Axis::kKvScales] = use::kNoScale;
+  c[Axis::kKvLayout] = use::kNhd;
+  c[Axis::kMask] = use::kNoMask | kScoreMasks;
+  c[Axis::kScore] = kScoreTerms | use::kSinks;
+  c[Axis::kPrologue] = use::kNoPrologue;
+  c[Axis::kOutput] = use::kOutF32 | use::kOutF16 | use::kOutBf16;
+  c[Axis::kDeterminism] = use::kRunToRun | use::kBatchInvariant;
   c.head_dim_qk_max = c.head_dim_v_max = 256;
   c.group_max = std::numeric_limits<int64_t>::max();
   return c;

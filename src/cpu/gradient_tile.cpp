@@ -30,7 +30,7 @@ void pack_columns(const KernelTable& kt, const bf16_t* const* rows, int n, int64
 }  // namespace
 
 template <class T>
-GradientScratch<T>::GradientScratch(Carver& c, int64_t head_dim_qk, int64_t head_dim_v, int64_t keys,
+GradientScratch<T>::GradientScratch(Workspace& c, int64_t head_dim_qk, int64_t head_dim_v, int64_t keys,
                                     int64_t num_buckets) {
   const bool bf16 = kIsBf16<T>;
   ld_q = round_up(head_dim_qk, 16);

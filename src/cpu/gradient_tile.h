@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "core/backward.h"
-#include "cpu/carver.h"
+#include "core/workspace.h"
 #include "cpu/kernels.h"
 #include "cpu/score.h"
 #include "cpu/tile.h"
@@ -23,7 +23,7 @@ static_assert(kTileKeys == kMaxTileN && kChunkRows % kTileRows == 0);
 template <class T>
 struct GradientScratch {
   // keys: how many a work item may sum gradients of.
-  GradientScratch(Carver& c, int64_t head_dim_qk, int64_t head_dim_v, int64_t keys, int64_t num_buckets);
+  GradientScratch(Workspace& c, int64_t head_dim_qk, int64_t head_dim_v, int64_t keys, int64_t num_buckets);
 
   int64_t ld_q, ld_v;  // of rows of q and k, of dout and v: multiples of 16
   // A chunk of queries of one head. pairs: two rows interleaved, as the products over queries take bf16.

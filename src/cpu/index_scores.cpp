@@ -50,22 +50,22 @@ bool find_hidden(const IndexerProblem& op, int64_t b, int64_t begin, int n, bool
   return any;
 }
 
-IndexScorer::IndexScorer(const IndexerProblem& op, const KernelTable& kernels, int64_t rows, Carver& carver)
+IndexScorer::IndexScorer(const IndexerProblem& op, const KernelTable& kernels, int64_t rows, Workspace& workspace)
     : op_(op),
       kernels_(kernels),
       bf16_(kernels.native_bf16 && fits_bf16(op.q.dtype) && fits_bf16(op.cache.k.dtype)),
       ld_(round_up(op.head_dim, 16)) {
   // 4 bytes an element for bf16 tiles too: the size must not depend on the instruction set.
-  q_ = carver.take<float>(rows * op.num_heads * ld_);
-  weights_ = carver.take<float>(rows * op.num_heads);
-  row_ = carver.take<float>(std::max(ld_, op.num_heads));
-  staged_ = carver.take<std::byte>(kIndexTile * ld_ * 4);
-  packed_ = carver.take<float>(ld_ * kIndexTile);
-  dots_ = carver.take<float>(kHeads * kIndexTile);
-  scores_ = carver.take<float>(rows * kIndexTile);
-  factor_ = carver.take<float>(kIndexTile);
-  hidden_ = carver.take<bool>(kIndexTile);
-  rows_ = carver.take<const void*>(kIndexTile);
+  q_ = workspace.take<float>(rows * op.num_heads * ld_);
+  weights_ = workspace.take<float>(rows * op.num_heads);
+  row_ = workspace.take<float>(std::max(ld_, op.num_heads));
+  staged_ = workspace.take<std::byte>(kIndexTile * ld_ * 4);
+  packed_ = workspace.take<float>(ld_ * kIndexTile);
+  dots_ = workspace.take<float>(kHeads * kIndexTile);
+  scores_ = workspace.take<float>(rows * kIndexTile);
+  factor_ = workspace.take<float>(kIndexTile);
+  hidden_ = workspace.take<bool>(kIndexTile);
+  rows_ = workspace.take<const void*>(kIndexTile);
 }
 
 int64_t IndexScorer::rows_at_once() const { return std::max<int64_t>(1, kHeads / op_.num_heads); }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/indexer.h"
-#include "cpu/carver.h"
+#include "core/workspace.h"
 #include "cpu/kernels.h"
 
 namespace attune::cpu {
@@ -12,8 +12,8 @@ inline constexpr int kIndexTile = 128;  // keys a tile
 
 class IndexScorer {
  public:
-  // Takes its memory from carver. rows: the most rows of a block.
-  IndexScorer(const IndexerProblem& op, const KernelTable& kernels, int64_t rows, Carver& carver);
+  // Takes its memory from the workspace. rows: the most rows of a block.
+  IndexScorer(const IndexerProblem& op, const KernelTable& kernels, int64_t rows, Workspace& workspace);
 
   // Takes rows [first, first + count) of q.
   void load_queries(int64_t first, int64_t count);

@@ -94,7 +94,7 @@ struct Memory {
 };
 
 ThreadMemory carve_thread(const IndexerProblem& op, const Sizes& z, std::byte* base, size_t* used) {
-  Carver c(base);
+  Workspace c(base, kCacheLine);
   ThreadMemory m{};
   m.lists = c.take<uint64_t>(z.rows * z.capacity);
   m.spare = c.take<uint64_t>(z.capacity);
@@ -107,19 +107,19 @@ ThreadMemory carve_thread(const IndexerProblem& op, const Sizes& z, std::byte* b
     m.scores = c.take<float>(kIndexTile);
     m.hidden = c.take<bool>(kIndexTile);
   }
-  if (used != nullptr) *used = c.used();
+  if (used != nullptr) *used = c.size();
   return m;
 }
 
 Memory carve(const IndexerProblem& op, const Sizes& z, std::byte* base, size_t* used) {
-  Carver c(base);
+  Workspace c(base, kCacheLine);
   Memory m{};
   m.spans = c.take<Span>(op.batch);
   m.kept = c.take<uint64_t>(z.max_lists * z.k);
   m.num_kept = c.take<int64_t>(z.max_lists);
   carve_thread(op, z, nullptr, &m.thread_bytes);
   m.threads = c.take<std::byte>(static_cast<int64_t>(m.thread_bytes) * z.threads);
-  if (used != nullptr) *used = c.used();
+  if (used != nullptr) *used = c.size();
   return m;
 }
 

@@ -3,12 +3,12 @@
 
 #include <cstring>
 
-#include "cpu/carver.h"
+#include "core/workspace.h"
 
 namespace attune::cpu {
 namespace {
 
-Scratch carve(Carver& c, int64_t rows, int64_t head_dim_qk, int64_t head_dim_v, TileType tile) {
+Scratch carve(Workspace& c, int64_t rows, int64_t head_dim_qk, int64_t head_dim_v, TileType tile) {
   Scratch s{};
   s.ld_q = round_up(head_dim_qk, 16);
   s.ld_o = round_up(head_dim_v, 16);
@@ -36,13 +36,13 @@ Scratch carve(Carver& c, int64_t rows, int64_t head_dim_qk, int64_t head_dim_v, 
 }  // namespace
 
 size_t scratch_bytes(int64_t rows, int64_t head_dim_qk, int64_t head_dim_v) {
-  Carver c(nullptr);
+  Workspace c(nullptr, kCacheLine);
   carve(c, rows, head_dim_qk, head_dim_v, TileType::kF32);
-  return c.used();
+  return c.size();
 }
 
 Scratch make_scratch(std::byte* base, int64_t rows, int64_t head_dim_qk, int64_t head_dim_v, TileType tile) {
-  Carver c(base);
+  Workspace c(base, kCacheLine);
   Scratch s = carve(c, rows, head_dim_qk, head_dim_v, tile);
   std::memset(s.zeros, 0, static_cast<size_t>(std::max(s.ld_q, s.ld_o) * 4));
   return s;

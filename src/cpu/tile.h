@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "core/problem.h"
-#include "cpu/carver.h"
+#include "core/workspace.h"
 #include "cpu/kernels.h"
 
 namespace attune::cpu {

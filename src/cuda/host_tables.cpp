@@ -1,78 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/host_tables.h"
 
-#include <cstddef>
-
 #include "core/status.h"
+#include "core/tensor_fields.h"
 #include "cuda/device.h"
 
 namespace attune::cuda {
 namespace {
-
-struct Field {
-  const char* name;
-  size_t offset;
-};
-#define ATTUNE_FIELD(field) \
-  { #field, offsetof(attune_attention, field) }
-// Every tensor of the descriptor.
-constexpr Field kFields[] = {
-    ATTUNE_FIELD(q),
-    ATTUNE_FIELD(cu_seqlens_q),
-    ATTUNE_FIELD(k),
-    ATTUNE_FIELD(v),
-    ATTUNE_FIELD(cu_seqlens_kv),
-    ATTUNE_FIELD(cache.k),
-    ATTUNE_FIELD(cache.v),
-    ATTUNE_FIELD(cache.k_scale),
-    ATTUNE_FIELD(cache.v_scale),
-    ATTUNE_FIELD(cache.page_table),
-    ATTUNE_FIELD(cache.v_page_table),
-    ATTUNE_FIELD(cache.batch_index),
-    ATTUNE_FIELD(seqused_kv),
-    ATTUNE_FIELD(indices),
-    ATTUNE_FIELD(topk_length),
-    ATTUNE_FIELD(extra_cache.k),
-    ATTUNE_FIELD(extra_cache.v),
-    ATTUNE_FIELD(extra_cache.k_scale),
-    ATTUNE_FIELD(extra_cache.v_scale),
-    ATTUNE_FIELD(extra_cache.page_table),
-    ATTUNE_FIELD(extra_cache.v_page_table),
-    ATTUNE_FIELD(extra_cache.batch_index),
-    ATTUNE_FIELD(extra_indices),
-    ATTUNE_FIELD(extra_topk_length),
-    ATTUNE_FIELD(cache_indirection),
-    ATTUNE_FIELD(beam_prompt_length),
-    ATTUNE_FIELD(mask_bits),
-    ATTUNE_FIELD(mask_start),
-    ATTUNE_FIELD(bidirectional_ranges),
-    ATTUNE_FIELD(finished),
-    ATTUNE_FIELD(alibi_slopes),
-    ATTUNE_FIELD(bias),
-    ATTUNE_FIELD(new_token_bias),
-    ATTUNE_FIELD(t5_bias),
-    ATTUNE_FIELD(sinks),
-    ATTUNE_FIELD(prologue.qkv_scale),
-    ATTUNE_FIELD(prologue.q_bias),
-    ATTUNE_FIELD(prologue.k_bias),
-    ATTUNE_FIELD(prologue.v_bias),
-    ATTUNE_FIELD(prologue.ia3_k),
-    ATTUNE_FIELD(prologue.ia3_v),
-    ATTUNE_FIELD(prologue.ia3_task),
-    ATTUNE_FIELD(prologue.rope_cos_sin),
-    ATTUNE_FIELD(prologue.rope_table_index),
-    ATTUNE_FIELD(prologue.positions),
-    ATTUNE_FIELD(prologue.logn),
-    ATTUNE_FIELD(out),
-    ATTUNE_FIELD(out_scale),
-    ATTUNE_FIELD(lse),
-    ATTUNE_FIELD(max_logits),
-};
-#undef ATTUNE_FIELD
-
-const attune_tensor& tensor_at(const attune_attention& a, const Field& field) {
-  return *reinterpret_cast<const attune_tensor*>(reinterpret_cast<const std::byte*>(&a) + field.offset);
-}
 
 // Whether the device reads memory that nobody registered, as on Grace Hopper.
 bool reaches_all_memory(int32_t ordinal) {
@@ -99,7 +33,7 @@ void check_reachable(const char* name, const void* data, int32_t device) {
 }
 
 void check_reachable(const attune_attention& a, int32_t device) {
-  for (const Field& field : kFields) {
+  for (const TensorField& field : TensorFields<attune_attention>::kAll) {
     const attune_tensor& t = tensor_at(a, field);
     if (present(t)) check_reachable(cat(field.name, ".data").c_str(), t.data, device);
   }

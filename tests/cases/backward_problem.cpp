@@ -19,10 +19,7 @@ void spoil_row(const attune_tensor& t, void* first) { poison(static_cast<attune_
 }  // namespace
 
 std::vector<NamedTensor> tensors_of(BackwardCall& call) {
-  attune_attention_backward& op = call.op;
-  std::vector<NamedTensor> all = {
-      {"dout", &op.dout}, {"dlse", &op.dlse},     {"dq", &op.dq},       {"dk", &op.dk},
-      {"dv", &op.dv},     {"dsinks", &op.dsinks}, {"dbias", &op.dbias}, {"dt5_bias", &op.dt5_bias}};
+  std::vector<NamedTensor> all = tensors_of(call.op);
   const std::vector<NamedTensor> forward = tensors_of(call.attention);
   all.insert(all.end(), forward.begin(), forward.end());
   return all;

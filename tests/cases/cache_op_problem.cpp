@@ -138,16 +138,12 @@ void CacheOpProblem::add_cache() {
 // Scales per token and head are written by stores.
 void CacheOpProblem::add_scales() {
   const Case& c = case_;
-  std::vector<int64_t> shape = {c.cache.scales == ScaleMode::kTensor ? 1 : c.num_heads_kv};
-  if (c.cache.scales == ScaleMode::kToken) {
-    shape = {pages_, page_size_, c.num_heads_kv};
-    if (op_.cache.layout != ATTUNE_KV_NHD) std::swap(shape[1], shape[2]);
-  }
+  const std::vector<int64_t> shape = scale_shape(c.cache.scales, op_.cache.layout, pages_, page_size_, c.num_heads_kv);
   for (const bool is_v : {false, true}) {
     if (is_v && op_.cache.v.dtype == ATTUNE_DTYPE_NONE) continue;
     attune_tensor& t = is_v ? op_.cache.v_scale : op_.cache.k_scale;
     t = arena_.add(is_v ? "cache.v_scale" : "cache.k_scale", ATTUNE_FLOAT32, shape);
-    if (c.cache.scales == ScaleMode::kToken && stores_ && !c.op.any_contents) continue;
+    if (c.cache.scales == ScaleMode::kTokenHead && stores_ && !c.op.any_contents) continue;
     for_each_element(t, [&](const int64_t*, void* element) {
       // Also far from 1, where quotients leave fp32's range.
       const double scale = random_.chance(0.1) ? std::ldexp(1.0, static_cast<int>(random_.integer(-140, 120))) : 0.01;

@@ -94,7 +94,7 @@ void read_cache(Object& parent, CacheSpec& cache) {
                            {{"none", ScaleMode::kNone},
                             {"tensor", ScaleMode::kTensor},
                             {"head", ScaleMode::kHead},
-                            {"token", ScaleMode::kToken}});
+                            {"token", ScaleMode::kTokenHead}});
   object.get("page_size", cache.page_size);
   object.get("ring_capacity", cache.ring_capacity);
   object.get("slack", cache.slack);
@@ -362,6 +362,19 @@ int64_t Case::max_seqlen_q() const {
 attune_dtype Case::resolved_out_dtype() const {
   if (out_dtype != ATTUNE_DTYPE_NONE) return out_dtype;
   return element_size(dtype) == 1 ? ATTUNE_FLOAT32 : dtype;
+}
+
+Case with_sequences(const Case& whole, const std::vector<size_t>& kept) {
+  Case c = whole;
+  c.seqlens_q.clear(), c.seqlens_kv.clear(), c.finished.clear(), c.ranges.clear(), c.beam_prompt.clear();
+  for (const size_t b : kept) {
+    if (!whole.ranges.empty()) c.ranges.push_back(whole.ranges[b]);
+    c.seqlens_q.push_back(whole.seqlens_q[b]);
+    c.seqlens_kv.push_back(whole.seqlens_kv[b]);
+    if (!whole.finished.empty()) c.finished.push_back(whole.finished[b]);
+    if (!whole.beam_prompt.empty()) c.beam_prompt.push_back(whole.beam_prompt[b]);
+  }
+  return c;
 }
 
 std::vector<Case> parse_cases(std::string_view text) {

@@ -10,13 +10,13 @@
 #include <vector>
 
 #include "attune/attune.h"
+#include "common/kinds.h"
 
 namespace attune::cases {
 
 enum class KvSource { kDense, kContiguous, kPaged, kSlots };
 // kRagged: rank 3 with cu_seqlens_q. kFixed: rank 4. kFlat: rank 3 without cu_seqlens_q.
 enum class QueryShape { kRagged, kFixed, kFlat };
-enum class ScaleMode { kNone, kTensor, kHead, kToken };
 enum class StrideMode { kDense, kOdd, kTransposed, kPacked };
 enum class Lengths { kNone, kBatch, kToken };
 
@@ -35,6 +35,9 @@ struct CacheSpec {
   bool one_pool = false;      // K and V interleaved page by page in one allocation
   bool page_padding = false;  // pages are apart by more than their size
   int64_t row_padding = 0;    // elements behind each row (nhd, hnd)
+
+  // Whether who writes rows computes their scales.
+  bool writes_scales() const { return format != ATTUNE_KV_PLAIN || scales == ScaleMode::kTokenHead; }
 };
 
 struct SparseSpec {
@@ -105,7 +108,27 @@ struct OpSpec {
   bool infinities = false;         // among dense rows
 };
 
-struct Case {
+// Masks beside causality and windows.
+struct MaskSpec {
+  int mask_bits = 0;        // 0 none, 1 [total_q, bytes], 2 [total_q, num_heads_q, bytes]
+  int64_t mask_start = -1;  // >= 0: mask_start present, that for sequence 0, one more for each further one
+  int64_t mask_keys = 0;    // keys covered; 0: all
+  std::vector<std::vector<int64_t>> ranges;  // bidirectional_ranges of every sequence
+  bool operator==(const MaskSpec&) const = default;
+};
+
+struct ScoreSpec {
+  double softmax_scale = 0, softcap = 0;
+  int alibi = 0;  // 0 none, 1 [num_heads_q], 2 [batch, num_heads_q]
+  bool alibi_sqrt = false, alibi_negative = false;
+  int bias = 0;                 // 0 none, 1 shared by the heads, 2 one for each head
+  bool new_token_bias = false;  // a random tree: 0 or -inf
+  int64_t t5_buckets = 0, t5_max_distance = 128;
+  bool t5_bidirectional = false;
+  std::string sinks;  // "", "normal", "mixed" (some -inf, some large)
+};
+
+struct Case : MaskSpec, ScoreSpec {
   std::string name;
   std::string area;
   int64_t num_heads_q = 1, num_heads_kv = 1, head_dim_qk = 64, head_dim_v = 64;
@@ -132,21 +155,9 @@ struct Case {
 
   bool causal = false;
   int64_t window_left = -1, window_right = -1;
-  int mask_bits = 0;        // 0 none, 1 [total_q, bytes], 2 [total_q, num_heads_q, bytes]
-  int64_t mask_start = -1;  // >= 0: mask_start present, that for sequence 0, one more for each further one
-  int64_t mask_keys = 0;    // keys covered; 0: all
-  std::vector<std::vector<int64_t>> ranges;  // bidirectional_ranges of every sequence
   std::vector<int64_t> finished;
   bool skip_decode = false, zero_finished = false;
 
-  double softmax_scale = 0, softcap = 0;
-  int alibi = 0;  // 0 none, 1 [num_heads_q], 2 [batch, num_heads_q]
-  bool alibi_sqrt = false, alibi_negative = false;
-  int bias = 0;                 // 0 none, 1 shared by the heads, 2 one for each head
-  bool new_token_bias = false;  // a random tree: 0 or -inf
-  int64_t t5_buckets = 0, t5_max_distance = 128;
-  bool t5_bidirectional = false;
-  std::string sinks;              // "", "normal", "mixed" (some -inf, some large)
   std::string aux_dtype = "f32";  // of bias, t5, sinks and the prologue's vectors
 
   PrologueSpec prologue;
@@ -169,6 +180,9 @@ struct Case {
   // Keys of sequence b: stored, and the new ones.
   int64_t keys(int64_t b) const { return stored(b) + (new_tokens ? seqlens_q[static_cast<size_t>(b)] : 0); }
 };
+
+// The case with some of its sequences only.
+Case with_sequences(const Case& whole, const std::vector<size_t>& kept);
 
 // Expands one area's JSON text ({"area": ..., "cases": [...]}). Throws std::runtime_error naming the case and the key.
 std::vector<Case> parse_cases(std::string_view json);

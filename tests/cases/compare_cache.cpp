@@ -46,7 +46,7 @@ class WriteChecker {
     const bool narrow = element_size(dtype_of(data)) == 1;
     double scale = 1;
     if (scales.dtype != ATTUNE_DTYPE_NONE) {
-      const void* at = scale_element(scales, slot);
+      const void* at = scale_element(scales, cache_.layout, slot.page, slot.offset, slot.head);
       scale = decode(ATTUNE_FLOAT32, at);
       if (scales.rank == 3) {
         snapshot_.allow(at, 4);
@@ -113,14 +113,6 @@ class WriteChecker {
 
  private:
   int64_t row_number(const Slot& slot) const { return slot.page * tokens_of_page(cache_) + slot.offset; }
-
-  const void* scale_element(const attune_tensor& scales, const Slot& slot) const {
-    if (scales.rank == 3) {
-      return cache_.layout == ATTUNE_KV_NHD ? element_at(scales, {slot.page, slot.offset, slot.head})
-                                            : element_at(scales, {slot.page, slot.head, slot.offset});
-    }
-    return element_at(scales, {scales.shape[0] == 1 ? 0 : slot.head});
-  }
 
   const void* element(const attune_tensor& data, bool is_v, const Slot& slot, int64_t d) const {
     switch (cache_.layout) {

@@ -193,17 +193,12 @@ void Problem::make_pool(attune_kv_cache& cache, const CacheSpec& spec, int64_t p
     }
   }
   if (spec.scales == ScaleMode::kNone) return;
-  std::vector<int64_t> shape = {1};
-  if (spec.scales == ScaleMode::kHead) shape = {heads};
-  if (spec.scales == ScaleMode::kToken) {
-    shape = spec.layout == ATTUNE_KV_NHD ? std::vector<int64_t>{pages, page_size, heads}
-                                         : std::vector<int64_t>{pages, heads, page_size};
-  }
+  const std::vector<int64_t> shape = scale_shape(spec.scales, spec.layout, pages, page_size, heads);
   Layout layout;
-  if (spec.scales == ScaleMode::kToken && (spec.page_padding || odd)) layout.padding = {0, 3, 0};
+  if (spec.scales == ScaleMode::kTokenHead && (spec.page_padding || odd)) layout.padding = {0, 3, 0};
   cache.k_scale = arena_.add(name + ".k_scale", ATTUNE_FLOAT32, shape, layout);
   if (!c.shared_kv) cache.v_scale = arena_.add(name + ".v_scale", ATTUNE_FLOAT32, shape, layout);
-  if (spec.scales == ScaleMode::kToken) return;
+  if (spec.scales == ScaleMode::kTokenHead) return;
   const auto fill = [&](const attune_tensor& t, double unit) {
     for_each_element(t, [&](const int64_t* index, void* element) {
       encode(ATTUNE_FLOAT32, scale_unit(dtype) * unit * (1 + 0.25 * static_cast<double>(index[0])), element);
@@ -271,18 +266,15 @@ void Problem::fill_pool(attune_kv_cache& cache, const CacheSpec& spec, const std
                             : spec.layout == ATTUNE_KV_HND ? cache.k.shape[2]
                                                            : cache.k.shape[3];
   const auto dtype = static_cast<attune_dtype>(cache.k.dtype);
-  const auto fill = [&](bool is_v, const std::vector<uint8_t>& needed, const attune_tensor& scales, int64_t dim) {
+  const auto fill = [&](bool is_v, const std::vector<uint8_t>& needed, int64_t dim) {
     for (size_t slot = 0; slot < needed.size(); ++slot) {
       if (needed[slot] == 0) continue;
       const int64_t page = static_cast<int64_t>(slot) / page_size, offset = static_cast<int64_t>(slot) % page_size;
       for (int64_t g = 0; g < c.num_heads_kv; ++g) {
         double scale = 1;
         if (spec.scales != ScaleMode::kNone) {
-          void* at = spec.scales == ScaleMode::kTensor ? element_at(scales, {0})
-                     : spec.scales == ScaleMode::kHead ? element_at(scales, {g})
-                     : by_page_first                   ? element_at(scales, {page, offset, g})
-                                                       : element_at(scales, {page, g, offset});
-          if (spec.scales == ScaleMode::kToken)
+          void* at = scale_element(is_v ? cache.v_scale : cache.k_scale, spec.layout, page, offset, g);
+          if (spec.scales == ScaleMode::kTokenHead)
             encode(ATTUNE_FLOAT32, scale_unit(dtype) * (0.5 + random_.uniform()), at);
           scale = decode(ATTUNE_FLOAT32, at);
         }
@@ -293,8 +285,8 @@ void Problem::fill_pool(attune_kv_cache& cache, const CacheSpec& spec, const std
       }
     }
   };
-  fill(false, k_needed, cache.k_scale, c.head_dim_qk);
-  if (!c.shared_kv) fill(true, v_needed, cache.v_scale, c.head_dim_v);
+  fill(false, k_needed, c.head_dim_qk);
+  if (!c.shared_kv) fill(true, v_needed, c.head_dim_v);
 }
 
 void Problem::build_cache() {

@@ -3,10 +3,25 @@
 // seeds all pairs of values of the main axes meet.
 #include <algorithm>
 
-#include "case.h"
-#include "number.h"
+#include "serving_draw.h"
 
 namespace attune::cases {
+
+ScaleMode draw_scales(Random& r, attune_dtype dtype) {
+  const auto mode = r.pick<ScaleMode>({ScaleMode::kNone, ScaleMode::kTensor, ScaleMode::kHead, ScaleMode::kTokenHead});
+  return dtype == ATTUNE_INT8 && mode == ScaleMode::kNone ? ScaleMode::kTokenHead : mode;
+}
+
+void draw_packed(Random& r, Case& c) {
+  const bool is_656 = r.chance(0.5);
+  c.cache.format = is_656 ? ATTUNE_KV_MLA_656 : ATTUNE_KV_MLA_584;
+  c.cache.layout = ATTUNE_KV_BYTES;
+  c.shared_kv = true;
+  c.num_heads_kv = 1;
+  c.head_dim_qk = is_656 ? 576 : 512;
+  c.head_dim_v = 512;
+}
+
 namespace {
 
 void draw_shape(Random& r, Case& c) {
@@ -45,8 +60,7 @@ void draw_source(Random& r, Case& c) {
   cache.dtype =
       r.pick<attune_dtype>({ATTUNE_DTYPE_NONE, ATTUNE_DTYPE_NONE, ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E5M2, ATTUNE_INT8});
   if (cache.dtype != ATTUNE_DTYPE_NONE) {
-    cache.scales = r.pick<ScaleMode>({ScaleMode::kNone, ScaleMode::kTensor, ScaleMode::kHead, ScaleMode::kToken});
-    if (cache.dtype == ATTUNE_INT8 && cache.scales == ScaleMode::kNone) cache.scales = ScaleMode::kToken;
+    cache.scales = draw_scales(r, cache.dtype);
   }
   cache.layout = r.pick<attune_kv_layout>({ATTUNE_KV_NHD, ATTUNE_KV_HND, ATTUNE_KV_XPACKED});
   const bool alias = r.chance(0.1) && c.head_dim_v <= c.head_dim_qk;
@@ -57,16 +71,10 @@ void draw_source(Random& r, Case& c) {
   if (cache.layout == ATTUNE_KV_XPACKED && c.head_dim_qk % (16 / element_size(c.cache_dtype())) != 0)
     cache.layout = ATTUNE_KV_HND;
   if (r.chance(0.12) && c.kv != KvSource::kContiguous) {
-    const bool is_656 = r.chance(0.5);
     cache = CacheSpec{};
+    draw_packed(r, c);
     cache.page_size = r.pick<int64_t>({1, 16, 64});
-    cache.format = is_656 ? ATTUNE_KV_MLA_656 : ATTUNE_KV_MLA_584;
-    cache.layout = ATTUNE_KV_BYTES;
-    c.shared_kv = true;
     c.num_heads_q = std::min<int64_t>(c.num_heads_q, 4);
-    c.num_heads_kv = 1;
-    c.head_dim_qk = is_656 ? 576 : 512;
-    c.head_dim_v = 512;
   }
   if (c.kv == KvSource::kSlots) {
     // Indices beside a rank 4 q have no axis for KV heads.
@@ -153,8 +161,7 @@ void draw_prologue(Random& r, Case& c) {
     rope.tables = r.chance(0.2) ? 2 : 1;
     rope.positions = r.chance(0.3) ? 1 : 0;
   }
-  const bool writes_scales = c.cache.format != ATTUNE_KV_PLAIN || c.cache.scales == ScaleMode::kToken;
-  p.power_of_two_scales = p.append && writes_scales && r.chance(0.3);
+  p.power_of_two_scales = p.append && c.cache.writes_scales() && r.chance(0.3);
 }
 
 }  // namespace
@@ -205,7 +212,8 @@ Case random_indexer_case(uint64_t seed) {
   cache.dtype = r.pick<attune_dtype>(
       {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E4M3, ATTUNE_INT8});
   if (element_size(cache.dtype) == 1) {
-    cache.scales = r.pick<ScaleMode>({ScaleMode::kTensor, ScaleMode::kHead, ScaleMode::kToken, ScaleMode::kToken});
+    cache.scales =
+        r.pick<ScaleMode>({ScaleMode::kTensor, ScaleMode::kHead, ScaleMode::kTokenHead, ScaleMode::kTokenHead});
   }
   cache.layout = r.pick<attune_kv_layout>({ATTUNE_KV_NHD, ATTUNE_KV_NHD, ATTUNE_KV_HND, ATTUNE_KV_XPACKED});
   if (c.head_dim_qk % 16 != 0 && cache.layout == ATTUNE_KV_XPACKED) cache.layout = ATTUNE_KV_HND;

@@ -17,7 +17,7 @@ void draw_plain_cache(Random& r, Case& c) {
   cache.page_size = r.pick<int64_t>({8, 16, 16, 32, 64, 24});
   if (r.chance(0.4)) {
     cache.dtype = r.pick<attune_dtype>({ATTUNE_FLOAT8_E4M3, ATTUNE_INT8, ATTUNE_FLOAT8_E5M2});
-    cache.scales = r.pick<ScaleMode>({ScaleMode::kTensor, ScaleMode::kHead, ScaleMode::kToken});
+    cache.scales = draw_scales(r, cache.dtype);
   }
   cache.layout = r.pick<attune_kv_layout>({ATTUNE_KV_NHD, ATTUNE_KV_NHD, ATTUNE_KV_HND, ATTUNE_KV_XPACKED});
   if (c.head_dim_qk % (16 / element_size(c.cache_dtype())) != 0 && cache.layout == ATTUNE_KV_XPACKED)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the drawings of serving batches share.
+// What the drawings of random cases and of serving batches share.
 #pragma once
 
 #include "case.h"
@@ -10,6 +10,10 @@ namespace attune::cases {
 // What a batch of attention is like; kAny: as random_case draws it.
 enum class Kind { kDecode, kChunk, kPrefill, kMixed, kCodes, kFloats, kMla, kMlaSparse, kAny, kIndexer };
 
+// The scales of a cache of 8 bits.
+ScaleMode draw_scales(Random& r, attune_dtype dtype);
+// A packed row, in place of a plain one.
+void draw_packed(Random& r, Case& c);
 // One sequence among unlike ones.
 int64_t draw_length(Random& r, int64_t most);
 // A plain cache of 16-byte formats, paged or contiguous.

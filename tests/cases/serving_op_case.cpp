@@ -9,17 +9,6 @@ namespace {
 
 const std::vector<attune_dtype> kFloats = {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16};
 
-void draw_packed(Case& c, bool is_656) {
-  c.cache.format = is_656 ? ATTUNE_KV_MLA_656 : ATTUNE_KV_MLA_584;
-  c.cache.layout = ATTUNE_KV_BYTES;
-  c.shared_kv = true;
-  c.num_heads_kv = 1;
-  c.head_dim_qk = is_656 ? 576 : 512;
-  c.head_dim_v = 512;
-}
-
-bool writes_scales(const Case& c) { return c.cache.format != ATTUNE_KV_PLAIN || c.cache.scales == ScaleMode::kToken; }
-
 // --- qkv_prepare
 
 // Every axis of the prologue; what attention alone has is left out.
@@ -27,11 +16,9 @@ void draw_any_prologue(Random& r, Case& c) {
   do {
     c = random_case(r.next());
   } while (!c.new_tokens);
-  c.mask_bits = c.bias = c.alibi = 0;
-  c.t5_buckets = 0;
-  c.new_token_bias = c.skip_decode = c.out_scale = c.max_logits = false;
-  c.ranges.clear();
-  c.sinks.clear();
+  static_cast<MaskSpec&>(c) = {};
+  static_cast<ScoreSpec&>(c) = {};
+  c.skip_decode = c.out_scale = c.max_logits = false;
 }
 
 void draw_prologue(Random& r, Case& c) {
@@ -47,11 +34,11 @@ void draw_prologue(Random& r, Case& c) {
     c.kv = KvSource::kPaged;
     c.cache = CacheSpec{};
     c.num_heads_q = r.pick<int64_t>({8, 16, 128});
-    draw_packed(c, r.chance(0.5));
+    draw_packed(r, c);
   }
   PrologueSpec& p = c.prologue;
   p.append = r.chance(0.85);
-  p.power_of_two_scales = p.append && writes_scales(c) && r.chance(0.3);
+  p.power_of_two_scales = p.append && c.cache.writes_scales() && r.chance(0.3);
   p.q_bias = r.chance(0.2), p.k_bias = r.chance(0.2);
   p.v_bias = !c.shared_kv && r.chance(0.2);
   if (r.chance(0.1)) p.logn = 16;
@@ -91,7 +78,7 @@ void draw_prepare(Random& of_configuration, Random& r, Case& c, int64_t budget) 
 void draw_cache_format(Random& r, Case& c) {
   c.dtype = r.pick(kFloats);
   if (r.chance(0.3)) {
-    draw_packed(c, r.chance(0.5));
+    draw_packed(r, c);
   } else {
     c.cache.dtype = r.pick<attune_dtype>(
         {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E5M2, ATTUNE_INT8});
@@ -100,10 +87,7 @@ void draw_cache_format(Random& r, Case& c) {
     c.head_dim_qk = c.head_dim_v = r.pick<int64_t>({1, 8, 40, 64, 96, 128, 192, 250, 256});
     if (c.cache.layout == ATTUNE_KV_XPACKED && c.head_dim_qk % (16 / element_size(c.cache.dtype)) != 0)
       c.cache.layout = ATTUNE_KV_HND;
-    if (element_size(c.cache.dtype) == 1) {
-      c.cache.scales = r.pick<ScaleMode>({ScaleMode::kNone, ScaleMode::kTensor, ScaleMode::kHead, ScaleMode::kToken});
-      if (c.cache.dtype == ATTUNE_INT8 && c.cache.scales == ScaleMode::kNone) c.cache.scales = ScaleMode::kToken;
-    }
+    if (element_size(c.cache.dtype) == 1) c.cache.scales = draw_scales(r, c.cache.dtype);
   }
   c.strides = r.chance(0.6) ? StrideMode::kDense : StrideMode::kOdd;
   c.op.operation = Operation::kCacheOp;
@@ -124,7 +108,7 @@ void draw_cache_op(Random& of_configuration, Random& r, Case& c, int64_t budget)
   if (c.kv == KvSource::kContiguous && c.cache.format == ATTUNE_KV_MLA_584) c.kv = KvSource::kPaged;
   const bool by_slots = c.kv == KvSource::kSlots;
   c.op.cache_op = draw_kind(r, stores, by_slots);
-  c.prologue.power_of_two_scales = stores && writes_scales(c) && r.chance(0.3);
+  c.prologue.power_of_two_scales = stores && c.cache.writes_scales() && r.chance(0.3);
   c.cache.page_size = r.pick<int64_t>({1, 3, 16, 16, 24, 64});
   c.cache.separate_v_table = r.chance(0.15);
   c.cache.batch_index = r.chance(0.3);
@@ -196,7 +180,7 @@ Case random_cache_op_case(uint64_t seed, Formats formats) {
   draw_cache_format(r, c);
   if (formats == Formats::kPacked && c.cache.format == ATTUNE_KV_PLAIN) {
     c.cache = CacheSpec{};
-    draw_packed(c, r.chance(0.5));
+    draw_packed(r, c);
   }
   c.op.any_contents = true;
   c.op.infinities = c.cache.format != ATTUNE_KV_PLAIN;
@@ -204,7 +188,7 @@ Case random_cache_op_case(uint64_t seed, Formats formats) {
   c.cache.page_size = r.pick<int64_t>({1, 3, 4, 16});
   const bool by_slots = r.chance(0.4), stores = r.chance(0.5);
   c.op.cache_op = draw_kind(r, stores, by_slots);
-  c.prologue.power_of_two_scales = writes_scales(c) && r.chance(0.5);
+  c.prologue.power_of_two_scales = c.cache.writes_scales() && r.chance(0.5);
   if (by_slots) {
     const bool whole = c.op.cache_op == ATTUNE_CACHE_QUANTIZE || c.op.cache_op == ATTUNE_CACHE_DEQUANTIZE;
     c.kv = KvSource::kSlots;

@@ -4,38 +4,6 @@
 #include <stdexcept>
 
 namespace attune::cases {
-namespace {
-
-void append(std::vector<NamedTensor>& to, std::vector<NamedTensor> from) {
-  to.insert(to.end(), from.begin(), from.end());
-}
-
-std::vector<NamedTensor> cache_tensors(attune_kv_cache& c, bool extra) {
-  return {{extra ? "extra_cache.k" : "cache.k", &c.k},
-          {extra ? "extra_cache.v" : "cache.v", &c.v},
-          {extra ? "extra_cache.k_scale" : "cache.k_scale", &c.k_scale},
-          {extra ? "extra_cache.v_scale" : "cache.v_scale", &c.v_scale},
-          {extra ? "extra_cache.page_table" : "cache.page_table", &c.page_table},
-          {extra ? "extra_cache.v_page_table" : "cache.v_page_table", &c.v_page_table},
-          {extra ? "extra_cache.batch_index" : "cache.batch_index", &c.batch_index}};
-}
-
-std::vector<NamedTensor> prologue_tensors(attune_prologue& p) {
-  return {{"prologue.qkv_scale", &p.qkv_scale},
-          {"prologue.q_bias", &p.q_bias},
-          {"prologue.k_bias", &p.k_bias},
-          {"prologue.v_bias", &p.v_bias},
-          {"prologue.ia3_k", &p.ia3_k},
-          {"prologue.ia3_v", &p.ia3_v},
-          {"prologue.ia3_task", &p.ia3_task},
-          {"prologue.rope_cos_sin", &p.rope_cos_sin},
-          {"prologue.rope_table_index", &p.rope_table_index},
-          {"prologue.positions", &p.positions},
-          {"prologue.logn", &p.logn}};
-}
-
-}  // namespace
-
 void* element_at(const attune_tensor& t, std::initializer_list<int64_t> index) {
   int64_t offset = 0;
   int axis = 0;
@@ -63,89 +31,16 @@ void* pool_element(const attune_kv_cache& cache, bool is_v, int64_t page, int64_
   }
 }
 
-std::vector<NamedTensor> tensors_of(attune_kv_cache& c) { return cache_tensors(c, false); }
-
-std::vector<NamedTensor> tensors_of(attune_attention& a) {
-  std::vector<NamedTensor> all = {{"q", &a.q},
-                                  {"cu_seqlens_q", &a.cu_seqlens_q},
-                                  {"k", &a.k},
-                                  {"v", &a.v},
-                                  {"cu_seqlens_kv", &a.cu_seqlens_kv},
-                                  {"seqused_kv", &a.seqused_kv},
-                                  {"indices", &a.indices},
-                                  {"topk_length", &a.topk_length},
-                                  {"extra_indices", &a.extra_indices},
-                                  {"extra_topk_length", &a.extra_topk_length},
-                                  {"cache_indirection", &a.cache_indirection},
-                                  {"beam_prompt_length", &a.beam_prompt_length},
-                                  {"mask_bits", &a.mask_bits},
-                                  {"mask_start", &a.mask_start},
-                                  {"bidirectional_ranges", &a.bidirectional_ranges},
-                                  {"finished", &a.finished},
-                                  {"alibi_slopes", &a.alibi_slopes},
-                                  {"bias", &a.bias},
-                                  {"new_token_bias", &a.new_token_bias},
-                                  {"t5_bias", &a.t5_bias},
-                                  {"sinks", &a.sinks},
-                                  {"out", &a.out},
-                                  {"out_scale", &a.out_scale},
-                                  {"lse", &a.lse},
-                                  {"max_logits", &a.max_logits}};
-  append(all, cache_tensors(a.cache, false));
-  append(all, cache_tensors(a.extra_cache, true));
-  append(all, prologue_tensors(a.prologue));
-  return all;
+std::vector<int64_t> scale_shape(ScaleMode mode, int32_t layout, int64_t pages, int64_t page_size, int64_t heads) {
+  if (mode == ScaleMode::kTensor) return {1};
+  if (mode == ScaleMode::kHead) return {heads};
+  if (layout == ATTUNE_KV_NHD) return {pages, page_size, heads};
+  return {pages, heads, page_size};
 }
 
-std::vector<NamedTensor> tensors_of(attune_qkv_prepare& p) {
-  std::vector<NamedTensor> all = {{"q", &p.q},
-                                  {"k", &p.k},
-                                  {"v", &p.v},
-                                  {"cu_seqlens_q", &p.cu_seqlens_q},
-                                  {"seqused_kv", &p.seqused_kv},
-                                  {"finished", &p.finished},
-                                  {"q_out", &p.q_out},
-                                  {"k_out", &p.k_out},
-                                  {"v_out", &p.v_out}};
-  append(all, cache_tensors(p.cache, false));
-  append(all, prologue_tensors(p.prologue));
-  return all;
-}
-
-std::vector<NamedTensor> tensors_of(attune_merge& m) {
-  return {{"partial_out", &m.partial_out},
-          {"partial_lse", &m.partial_lse},
-          {"sinks", &m.sinks},
-          {"out", &m.out},
-          {"out_scale", &m.out_scale},
-          {"lse", &m.lse}};
-}
-
-std::vector<NamedTensor> tensors_of(attune_cache_op& c) {
-  std::vector<NamedTensor> all = {{"k", &c.k},
-                                  {"v", &c.v},
-                                  {"slots", &c.slots},
-                                  {"cu_seqlens", &c.cu_seqlens},
-                                  {"seqused_kv", &c.seqused_kv},
-                                  {"finished", &c.finished}};
-  append(all, cache_tensors(c.cache, false));
-  return all;
-}
-
-std::vector<NamedTensor> tensors_of(attune_indexer& i) {
-  std::vector<NamedTensor> all = {{"q", &i.q},
-                                  {"q_scale", &i.q_scale},
-                                  {"weights", &i.weights},
-                                  {"cu_seqlens_q", &i.cu_seqlens_q},
-                                  {"seqused_kv", &i.seqused_kv},
-                                  {"key_begin", &i.key_begin},
-                                  {"key_end", &i.key_end},
-                                  {"scores", &i.scores},
-                                  {"indices", &i.indices},
-                                  {"topk_length", &i.topk_length},
-                                  {"slot_table", &i.slot_table}};
-  append(all, cache_tensors(i.cache, false));
-  return all;
+void* scale_element(const attune_tensor& scales, int32_t layout, int64_t page, int64_t offset, int64_t head) {
+  if (scales.rank == 1) return element_at(scales, {scales.shape[0] == 1 ? 0 : head});
+  return layout == ATTUNE_KV_NHD ? element_at(scales, {page, offset, head}) : element_at(scales, {page, head, offset});
 }
 
 attune_tensor Arena::add(const std::string& name, attune_dtype dtype, const std::vector<int64_t>& shape,

@@ -44,7 +44,7 @@ RowStrides row_strides(const Problem& p, const RowView& v) {
 
 kernels::KvScale to_scale(const KvScale& s) {
   return {s.data, static_cast<long long>(s.page_stride), static_cast<long long>(s.slot_stride),
-          static_cast<long long>(s.head_stride), static_cast<int>(s.mode)};
+          static_cast<long long>(s.head_stride), s.mode};
 }
 
 void fill_rows(const Problem& p, AttentionParams& k) {
@@ -191,16 +191,36 @@ void fill_problem(const Problem& p, const kernels::T5Table& t5, AttentionParams&
   k.checks_stamp = p.scheduled_before ? 1 : 0;
 }
 
-int score_bits(const Problem& p) {
-  int bits = 0;
-  if (p.softcap > 0) bits |= 1;
-  if (p.alibi) bits |= p.alibi_sqrt ? 4 : 2;
-  if (p.bias || p.new_token_bias) bits |= 8;
-  if (p.t5_bias) bits |= 16;
-  return bits;
+Coverage coverage() {
+  Coverage c;
+  c[Axis::kQueries] = use::kRagged | use::kFixed;
+  c[Axis::kKvScales] = use::kNoScale | use::kPerTensor | use::kPerHead | use::kPerTokenHead;
+  c[Axis::kKvLayout] = use::kNhd | use::kHnd | use::kXpacked;
+  c[Axis::kMask] =
+      use::kNoMask | use::kCausal | use::kWindow | use::kBits | use::kRanges | use::kFinished | use::kSkipDecode;
+  c[Axis::kScore] = use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kBias | use::kNewTokenBias |
+                    use::kT5 | use::kSinks;
+  c[Axis::kOutput] = use::kOutF32 | use::kOutF16 | use::kOutBf16 | use::kOutE4m3 | use::kLse | use::kMaxLogits;
+  c[Axis::kDeterminism] = use::kRunToRun | use::kBatchInvariant;
+  c.head_dim_qk_max = c.head_dim_v_max = 256;
+  return c;
 }
 
-int mask_bits(const Problem& p) { return (p.has_mask_bits ? 1 : 0) | (p.num_ranges > 0 ? 2 : 0); }
+int score_kinds(const Problem& p) {
+  int kinds = 0;
+  if (p.softcap > 0) kinds |= use::kSoftcap;
+  if (p.alibi) kinds |= p.alibi_sqrt ? use::kAlibiSqrt : use::kAlibi;
+  if (p.bias || p.new_token_bias) kinds |= use::kBias;
+  if (p.t5_bias) kinds |= use::kT5;
+  return kinds;
+}
+
+int mask_kinds(const Problem& p) {
+  int kinds = 0;
+  if (p.has_mask_bits) kinds |= use::kBits;
+  if (p.num_ranges > 0) kinds |= use::kRanges;
+  return kinds;
+}
 
 // Where each bucket of the logarithmic part begins, so that the device compares integers.
 kernels::T5Table t5_buckets(const Problem& p) {
@@ -235,7 +255,7 @@ std::string table_refusal(const Problem& p) {
 }
 
 void check_ranges(const Problem& p, int mask) {
-  require((mask_bits(p) & ~mask) == 0, "bidirectional_ranges.shape[1] is ", p.num_ranges, "; the plan was made for 0");
+  require((mask_kinds(p) & ~mask) == 0, "bidirectional_ranges.shape[1] is ", p.num_ranges, "; the plan was made for 0");
 }
 
 }  // namespace attune::cuda::attention

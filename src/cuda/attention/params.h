@@ -5,14 +5,17 @@
 #include <string>
 
 #include "common/attention_params.h"
-#include "core/problem.h"
+#include "core/kernel.h"
 
 namespace attune::cuda::attention {
 
-// What the kernels know of the problem's score terms and masks: bits of ATTUNE_SCORE and ATTUNE_MASK, and T5's buckets
-// without their table.
-int score_bits(const Problem& p);
-int mask_bits(const Problem& p);
+// What decode and prefill cover alike; each adds queries, keys and a prologue.
+Coverage coverage();
+
+// The score terms and masks that the kernels are compiled for, ATTUNE_SCORE and ATTUNE_MASK (common/kinds.h), and T5's
+// buckets without their table.
+int score_kinds(const Problem& p);
+int mask_kinds(const Problem& p);
 kernels::T5Table t5_buckets(const Problem& p);
 // "" if the tables fit the kernels, else why they do not.
 std::string table_refusal(const Problem& p);

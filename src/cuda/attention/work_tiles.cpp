@@ -6,10 +6,10 @@
 #include <numeric>
 
 #include "core/integers.h"
+#include "core/workspace.h"
 #include "cuda/attention/params.h"
 #include "cuda/attention/tensor_maps.h"
 #include "cuda/ops/params.h"
-#include "cuda/workspace.h"
 
 namespace attune::cuda::attention {
 

@@ -7,10 +7,10 @@
 #include "core/dtype.h"
 #include "core/integers.h"
 #include "core/status.h"
+#include "core/workspace.h"
 #include "cuda/attention/params.h"
 #include "cuda/attention/tensor_maps.h"
 #include "cuda/attention/work_tiles.h"
-#include "cuda/workspace.h"
 
 namespace attune::cuda::backward {
 namespace {

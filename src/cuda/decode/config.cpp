@@ -126,10 +126,20 @@ std::string no_vectors(const Problem& p) {
   return "";
 }
 
-// Warps, blocks a multiprocessor and clusters, by measurement (docs/kernels/decode.md).
-void choose_blocks(const Problem& p, const DeviceShape& device, int64_t blocks_of_rows, bool may_cluster, Config& c) {
+// Why the blocks of an output tile are not a cluster, which would save a launch; "" if they are one.
+std::string no_clusters(const Problem& p, const DeviceShape& device, int64_t output_tiles) {
   constexpr int64_t kClusterKeys =
       16384;  // beyond, the multiprocessors that clusters leave idle cost more than a launch less saves
+  if (p.cu_q) return "cu_seqlens_q is given";
+  if (p.batch_invariant) return "batch_invariant";
+  if (p.max_seqlen_kv > kClusterKeys) return cat("max_seqlen_kv is ", p.max_seqlen_kv, ", more than ", kClusterKeys);
+  if (2 * output_tiles > device.num_sms)
+    return cat(output_tiles, " output tiles on ", device.num_sms, " multiprocessors, two for each are needed");
+  return "";
+}
+
+// Warps, blocks a multiprocessor and clusters, by measurement (docs/kernels/decode.md).
+void choose_blocks(const Problem& p, const DeviceShape& device, int64_t blocks_of_rows, Config& c) {
   constexpr int64_t kLongBlock = 1024;  // keys of each block of a cluster
   constexpr int64_t kShort = 512;       // keys
   // With batch invariance, how a sequence is split must not depend on the rest of the batch.
@@ -139,10 +149,9 @@ void choose_blocks(const Problem& p, const DeviceShape& device, int64_t blocks_o
   // of these blocks fit one multiprocessor, so that clusters find room in any part of the device and none waits for
   // another. Where a block has many tiles, that would leave some multiprocessors with two blocks and some with none: so
   // it has eight warps and a multiprocessor to itself, in smaller clusters where not all would find room.
-  if (may_cluster && !p.cu_q && !p.batch_invariant && p.max_seqlen_kv <= kClusterKeys) {
-    for (const int size : {2, 4, 8}) {
-      if (output_tiles * size <= sms) c.cluster = size;
-    }
+  if (const std::string why = no_clusters(p, device, output_tiles); !why.empty()) c.no_clusters = why;
+  for (const int size : {2, 4, 8}) {
+    if (c.no_clusters.empty() && output_tiles * size <= sms) c.cluster = size;
   }
   c.warps = wide && dtype_size(c.kv_dtype) == 4 ? 2 : 4;  // of 256 channels in fp32 no more fit shared memory
   c.blocks_per_sm = 2;
@@ -242,8 +251,9 @@ std::string refusal(const Problem& p) {
   return attention::table_refusal(p);
 }
 
-Config choose_config(const Problem& p, const DeviceShape& device, bool may_cluster) {
+Config choose_config(const Problem& p, const DeviceShape& device, const std::string& no_clusters) {
   Config c;
+  c.no_clusters = no_clusters;
   c.head_dim_qk = static_cast<int>(p.head_dim_qk);
   c.head_dim_v = static_cast<int>(p.head_dim_v);
   c.q_dtype = p.q.dtype;
@@ -252,8 +262,8 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
   c.parts = parts_of(p.q.dtype, c.kv_dtype);
   c.token_scales =
       p.cache.k_scale.mode == KvScale::Mode::kTokenHead || p.cache.v_scale.mode == KvScale::Mode::kTokenHead;
-  c.score = attention::score_bits(p);
-  c.mask = attention::mask_bits(p);
+  c.score = attention::score_kinds(p);
+  c.mask = attention::mask_kinds(p);
   c.t5 = attention::t5_buckets(p);
   c.new_tokens = p.new_tokens;
   c.prologue = p.prologue.any;
@@ -268,19 +278,19 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
   const int64_t rows = rows_of_sequence(p);
   const bool wide = std::max(p.head_dim_qk, p.head_dim_v) > 128;
   // Scales by token, mask bits, score tables and bf16x3 take registers too.
-  const bool busy = c.mask != 0 || c.score >= 8 || dtype_size(c.kv_dtype) == 4;
+  const bool busy = c.mask != 0 || (c.score & use::kTables) != 0 || dtype_size(c.kv_dtype) == 4;
   c.row_tiles = rows <= 8 || (wide && busy) ? 1 : rows <= 16 || wide || c.token_scales || busy ? 2 : 4;
   const int64_t blocks_of_rows = std::max<int64_t>(1, ceil_div(rows, c.rows()));
   if (p.prologue.append && (p.cache.ring_capacity > 0 || p.beam_width > 1)) {
     c.append_counters = p.batch / p.beam_width * p.heads_kv;
     // A cluster knows of its own readers only.
-    may_cluster = may_cluster && blocks_of_rows == 1 && p.beam_width <= 1;
+    if (blocks_of_rows > 1 || p.beam_width > 1) c.no_clusters = "several clusters read slots that are appended to";
   }
   // And so does a row in vectors beside many others, or beside ranges where three blocks share a multiprocessor.
-  const bool ranges = (c.mask & 2) != 0 && dtype_size(c.kv_dtype) == 1;
+  const bool ranges = (c.mask & use::kRanges) != 0 && dtype_size(c.kv_dtype) == 1;
   if (c.prologue && (c.row_tiles == 4 || ranges || (c.row_tiles == 2 && (c.mask != 0 || c.score != 0))))
     c.vectors = false;
-  choose_blocks(p, device, blocks_of_rows, may_cluster, c);
+  choose_blocks(p, device, blocks_of_rows, c);
   if (c.cluster > 0) return c;
   c.schedule_threads = p.batch <= 256 ? 256 : 1024;
 
@@ -292,7 +302,8 @@ Config choose_config_beside(const Problem& p, const DeviceShape& device, const B
   constexpr int kMostWarps = 8;
   Problem steps = p;
   steps.max_seqlen_q = std::min<int64_t>(p.max_seqlen_q, beside.max_decode_q);
-  Config c = choose_config(steps, device, false);  // clusters are launched without a look at lengths
+  // Clusters are launched without a look at lengths.
+  Config c = choose_config(steps, device, "another kernel serves longer sequences");
   c.beside = beside;
   // A block a multiprocessor, so that what the schedule leaves to the other kernel are whole ones.
   c.warps = std::min(kMostWarps, c.warps * c.blocks_per_sm), c.blocks_per_sm = 1;

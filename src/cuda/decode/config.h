@@ -44,6 +44,7 @@ struct Config {
   int blocks = 1;              // of the grid; all of them run at a time
   int head_lanes = 1;          // neighbouring heads whose blocks read the same keys together (kernels::AttentionParams)
   int cluster = 0;             // blocks that split one output tile; 0: decode.cu, else decode_cluster.cu
+  std::string no_clusters;     // where cluster is 0: why
   int schedule_threads = 256;  // of the schedule kernel's one block
   // Counters with which appending waits for readers of the slots: by KV head and sequences that share slots.
   int64_t append_counters = 0;
@@ -70,8 +71,8 @@ inline DeviceShape device_shape(const DeviceInfo& info) {
 
 // "" if the kernel takes the problem, else what it does not take, where the coverage row cannot say it.
 std::string refusal(const Problem& p);
-// may_cluster false: not even where it would be best.
-Config choose_config(const Problem& p, const DeviceShape& device, bool may_cluster = true);
+// no_clusters: why there must be none, even where they would be best; "": there may be.
+Config choose_config(const Problem& p, const DeviceShape& device, const std::string& no_clusters = "");
 // For the short sequences where there is such a kernel.
 Config choose_config_beside(const Problem& p, const DeviceShape& device, const Beside& beside);
 

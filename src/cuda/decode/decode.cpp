@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda/attention/params.h"
 #include "cuda/attention/plan.h"
 #include "cuda/decode/config.h"
 #include "cuda/device.h"
@@ -19,11 +20,12 @@ class DecodePlan final : public KernelPlan {
     find_kernels(decode::choose_config_beside(p, decode::device_shape(info), beside), device);
   }
   DecodePlan(const Problem& p, int32_t device, const DeviceInfo& info, bool may_cluster) {
-    find_kernels(decode::choose_config(p, decode::device_shape(info), may_cluster), device);
+    const decode::DeviceShape shape = decode::device_shape(info);
+    find_kernels(decode::choose_config(p, shape, may_cluster ? "" : "none are asked for"), device);
     // Clusters that do not run all at a time would run one after the other; smaller ones of the same kernel find room.
     for (; config_.cluster > 2 && !clusters_fit(); config_.cluster /= 2) config_.blocks /= 2;
     if (config_.cluster > 0 && !clusters_fit()) {
-      find_kernels(decode::choose_config(p, decode::device_shape(info), false), device);
+      find_kernels(decode::choose_config(p, shape, "no room for all at a time"), device);
     }
   }
 
@@ -33,7 +35,8 @@ class DecodePlan final : public KernelPlan {
     return cat("kernel cuda_decode: ", config_.warps, " warps x 16 keys, ", config_.rows(), " packed rows, ",
                config_.stages, " stages, ", config_.blocks_per_sm, " blocks a multiprocessor, ", main_->num_regs,
                " registers, ", config_.shared_bytes(), " bytes of shared memory; ", config_.blocks, " blocks",
-               config_.cluster > 0 ? " in clusters" : "", "; workspace ", config_.workspace_bytes(), " bytes");
+               config_.cluster > 0 ? " in clusters" : cat(", no clusters (", config_.no_clusters, ")"), "; workspace ",
+               config_.workspace_bytes(), " bytes");
   }
 
   void schedule(const Problem& p, void* workspace, void* stream) const override {
@@ -82,25 +85,13 @@ class DecodePlan final : public KernelPlan {
 std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) { return make_decode_plan(p, device, true); }
 
 Coverage coverage() {
-  Coverage c;
-  auto axis = [&](Axis a) -> uint32_t& { return c.axes[static_cast<int>(a)]; };
-  axis(Axis::kQueries) = use::kRagged | use::kFixed;
-  axis(Axis::kQueryDtype) = use::kQF32 | use::kQF16 | use::kQBf16 | use::kQE4m3 | use::kQE5m2 | use::kQInt8;
-  axis(Axis::kKvSource) = use::kPaged | use::kContiguous | use::kNewTokens | use::kRing | use::kBeams;
-  axis(Axis::kKvFormat) =
+  Coverage c = attention::coverage();
+  c[Axis::kQueryDtype] = use::kQF32 | use::kQF16 | use::kQBf16 | use::kQE4m3 | use::kQE5m2 | use::kQInt8;
+  c[Axis::kKvSource] = use::kPaged | use::kContiguous | use::kNewTokens | use::kRing | use::kBeams;
+  c[Axis::kKvFormat] =
       use::kF32 | use::kValiasesK | use::kVBesideK | use::kF16 | use::kBf16 | use::kE4m3 | use::kE5m2 | use::kInt8;
-  axis(Axis::kKvScales) = use::kNoScale | use::kPerTensor | use::kPerHead | use::kPerTokenHead;
-  axis(Axis::kKvLayout) = use::kNhd | use::kHnd | use::kXpacked;
-  axis(Axis::kMask) =
-      use::kNoMask | use::kCausal | use::kWindow | use::kBits | use::kRanges | use::kFinished | use::kSkipDecode;
-  axis(Axis::kScore) = use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kBias | use::kNewTokenBias |
-                       use::kT5 | use::kSinks;
-  axis(Axis::kPrologue) = use::kNoPrologue | use::kDequantize | use::kQkvBias | use::kIa3 | use::kRope | use::kMrope |
-                          use::kLogn | use::kAppend;
-  axis(Axis::kOutput) = use::kOutF32 | use::kOutF16 | use::kOutBf16 | use::kOutE4m3 | use::kLse | use::kMaxLogits;
-  axis(Axis::kDeterminism) = use::kRunToRun | use::kBatchInvariant;
-  c.head_dim_qk_max = 256;
-  c.head_dim_v_max = 256;
+  c[Axis::kPrologue] = use::kNoPrologue | use::kDequantize | use::kQkvBias | use::kIa3 | use::kRope | use::kMrope |
+                       use::kLogn | use::kAppend;
   c.group_max = 128;
   return c;
 }

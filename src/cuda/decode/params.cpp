@@ -4,10 +4,10 @@
 
 #include "common/work_tile_params.h"
 #include "core/integers.h"
+#include "core/workspace.h"
 #include "cuda/attention/params.h"
 #include "cuda/decode/config.h"
 #include "cuda/ops/params.h"
-#include "cuda/workspace.h"
 
 namespace attune::cuda::decode {
 namespace {

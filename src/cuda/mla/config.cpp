@@ -29,8 +29,14 @@ bool is_packed(const KvCache& c) { return c && !c.format->plain; }
 int keys_of_box(const KvCache& c) { return attention::keys_of_box(c, kMlaBlockN); }
 
 kernels::MlaProducer choose_producer(const Problem& p) {
-  if (is_packed(p.cache))
-    return p.cache.format->id == ATTUNE_KV_MLA_656 ? kernels::kMlaDequant656 : kernels::kMlaDequant584;
+  switch (p.cache ? static_cast<attune_kv_format>(p.cache.format->id) : ATTUNE_KV_PLAIN) {
+    case ATTUNE_KV_PLAIN:
+      break;
+    case ATTUNE_KV_MLA_656:
+      return kernels::kMlaDequant656;
+    case ATTUNE_KV_MLA_584:
+      return kernels::kMlaDequant584;
+  }
   if (p.sparse || (p.cache && keys_of_box(p.cache) < kFewestKeysOfBox)) return kernels::kMlaGather;
   return kernels::kMlaTma;
 }

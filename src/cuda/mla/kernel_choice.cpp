@@ -27,7 +27,7 @@ int64_t tiles_of_token(const Problem& p) {
   return ceil_div(p.max_seqlen_kv, kMlaBlockN);
 }
 
-// Microseconds on an H200, as measured for small batches in graphs (docs/kernels/mla.md): of a call whose M blocks are
+// Microseconds on an H200, as measured for small batches in graphs (docs/notes/mla-before.md): of a call whose M blocks are
 // split, of each tile of a split, and of each block of the grid that has a split, as they share the memory bandwidth.
 struct Cost {
   double call, tile, block;

@@ -75,20 +75,19 @@ std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) {
 
 Coverage coverage() {
   Coverage c;
-  auto axis = [&](Axis a) -> uint32_t& { return c.axes[static_cast<int>(a)]; };
-  axis(Axis::kQueries) = use::kRagged | use::kFixed;
-  axis(Axis::kQueryDtype) = use::kQF16 | use::kQBf16;
-  axis(Axis::kKvSource) = use::kDense | use::kPaged | use::kContiguous | use::kNewTokens | use::kSparseSlots |
-                          use::kSparseDense | use::kSecondCache;
-  axis(Axis::kKvFormat) = use::kF16 | use::kBf16 | use::kMla656 | use::kMla584 | use::kValiasesK;
-  axis(Axis::kKvScales) = use::kNoScale;
-  axis(Axis::kKvLayout) = use::kNhd | use::kHnd | use::kBytes;
-  axis(Axis::kMask) = use::kNoMask | use::kCausal | use::kWindow | use::kFinished | use::kSkipDecode;
-  axis(Axis::kScore) = use::kPlain | use::kSinks;
-  axis(Axis::kPrologue) = use::kNoPrologue | use::kQkvBias | use::kIa3 | use::kRope | use::kMrope | use::kLogn |
-                          use::kAppend | use::kPowerOfTwoScales;
-  axis(Axis::kOutput) = use::kOutF32 | use::kOutF16 | use::kOutBf16 | use::kOutE4m3 | use::kLse | use::kMaxLogits;
-  axis(Axis::kDeterminism) = use::kRunToRun | use::kBatchInvariant;
+  c[Axis::kQueries] = use::kRagged | use::kFixed;
+  c[Axis::kQueryDtype] = use::kQF16 | use::kQBf16;
+  c[Axis::kKvSource] = use::kDense | use::kPaged | use::kContiguous | use::kNewTokens | use::kSparseSlots |
+                       use::kSparseDense | use::kSecondCache;
+  c[Axis::kKvFormat] = use::kF16 | use::kBf16 | use::kMla656 | use::kMla584 | use::kValiasesK;
+  c[Axis::kKvScales] = use::kNoScale;
+  c[Axis::kKvLayout] = use::kNhd | use::kHnd | use::kBytes;
+  c[Axis::kMask] = use::kNoMask | use::kCausal | use::kWindow | use::kFinished | use::kSkipDecode;
+  c[Axis::kScore] = use::kPlain | use::kSinks;
+  c[Axis::kPrologue] = use::kNoPrologue | use::kQkvBias | use::kIa3 | use::kRope | use::kMrope | use::kLogn |
+                       use::kAppend | use::kPowerOfTwoScales;
+  c[Axis::kOutput] = use::kOutF32 | use::kOutF16 | use::kOutBf16 | use::kOutE4m3 | use::kLse | use::kMaxLogits;
+  c[Axis::kDeterminism] = use::kRunToRun | use::kBatchInvariant;
   c.head_dim_qk_max = 576;
   c.head_dim_v_max = kernels::kMlaHeadDimV;
   c.group_max = std::numeric_limits<int64_t>::max();

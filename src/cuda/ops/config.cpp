@@ -29,8 +29,7 @@ int common_type(const Views&... views) {
 }
 
 int format_of(const KvCache& c) {
-  if (!c || c.format->plain) return 0;
-  return c.format->id == ATTUNE_KV_MLA_656 ? 656 : 584;
+  return !c || c.format->plain ? 0 : static_cast<int>(c.format->token_bytes + c.format->scale_bytes);
 }
 
 // Threads of a row, their units, and how many rows and blocks their registers allow (docs/kernels/ops.md).

@@ -17,7 +17,7 @@ struct Config {
   // What the kernel is compiled for (kernels/rows/plane.cuh).
   int width = 1, lanes = 32, units = 1, rows = 1, blocks_per_sm = 4;
   int row_type = 0, out_type = 0, cache_type = 0;
-  int format = 0;    // 0, 656, 584
+  int format = 0;    // 0, or bytes of a packed token: 656, 584
   int scales = 0;    // a mode, or kernels::kScalesAtRunTime
   int head_dim = 0;  // of K and V; 0: at run time
   bool prepare = false, prologue = false;

@@ -49,7 +49,7 @@ kernels::RowPlane row_plane(const KvPlane& p) {
 
 kernels::RowScale row_scale(const KvScale& s) {
   constexpr auto kSize = static_cast<int64_t>(sizeof(float));
-  return {bytes(s.data), s.page_stride * kSize, s.slot_stride * kSize, s.head_stride * kSize, static_cast<int>(s.mode)};
+  return {bytes(s.data), s.page_stride * kSize, s.slot_stride * kSize, s.head_stride * kSize, s.mode};
 }
 
 void fill_finished(const FlagView& finished, kernels::RowTokens& t) {

@@ -23,11 +23,11 @@ using attention::kAlignment;
 constexpr int kMaxShared = 232448;
 constexpr int kFewestTiles = 4;  // of a split
 
-constexpr int kAlibi = 2, kAnyScale = 32;  // of Config::score
+using kernels::kScaleFirst;
 
-int score_bits(const Problem& p) {
-  // The largest product is the largest score only if the scale is positive. ALiBi's slopes are divided by the scale.
-  return attention::score_bits(p) | (p.scale > (p.alibi ? 0x1p-64f : 0.0f) ? 0 : kAnyScale);
+int score_kinds(const Problem& p) {
+  // ALiBi's slopes are divided by the scale.
+  return attention::score_kinds(p) | (p.scale > (p.alibi ? 0x1p-64f : 0.0f) ? 0 : kScaleFirst);
 }
 
 // tanh(y) = y (t0 + t1 y^2 + ..) for |y| <= range, least squares with weights that even out the error, at most 8.1e-7.
@@ -175,7 +175,7 @@ void choose_tiles(const Problem& p, Config& c) {
   // Registers of a thread: head_dim_v / 2 for O, keys / 2 for S, keys / 4 for P; masks and tables take some too.
   const int64_t widest = std::max(p.head_dim_qk, p.head_dim_v);
   c.keys = widest > 192 || p.head_dim_v > 128 ? 64 : 128;
-  if ((c.mask != 0 || c.score >= 8) && widest > 64) c.keys /= 2;
+  if ((c.mask != 0 || (c.score & (use::kTables | kScaleFirst)) != 0) && widest > 64) c.keys /= 2;
   const bool quantized = c.cache_dtype != c.dtype;
   if ((quantized || c.gather > 0) && widest > 192) c.keys = 32;
   // Per-token scales and fp16 queries: each P is two bf16 numbers.
@@ -189,7 +189,8 @@ void choose_tiles(const Problem& p, Config& c) {
   while (c.raw_stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.raw_stages;
   while (c.keys > 32 && static_cast<int>(c.shared_bytes()) > kMaxShared) c.keys /= 2;
   // The next work tile's first QK GEMM needs its own q, and registers for S during the epilogue.
-  const bool has_registers = !c.cached && p.head_dim_v <= 128 && (c.score == 0 || c.score == kAlibi) && c.mask == 0;
+  const bool has_registers =
+      !c.cached && p.head_dim_v <= 128 && (c.score == 0 || c.score == use::kAlibi) && c.mask == 0;
   if (!has_registers || c.stages < 3) return;
   c.query_stages = 2;
   if (static_cast<int>(c.shared_bytes()) > kMaxShared) c.query_stages = 1;
@@ -224,9 +225,9 @@ Config choose_config(const Problem& p, int num_sms, int max_decode_q) {
   c.token_scales = p.cache && (p.cache.k_scale.mode == KvScale::Mode::kTokenHead ||
                                p.cache.v_scale.mode == KvScale::Mode::kTokenHead);
   c.out_dtype = p.out.dtype;
-  c.score = score_bits(p);
-  c.low_cap = c.score == 1 && is_low_cap(p.softcap);
-  c.mask = attention::mask_bits(p);
+  c.score = score_kinds(p);
+  c.low_cap = c.score == use::kSoftcap && is_low_cap(p.softcap);
+  c.mask = attention::mask_kinds(p);
   c.t5 = attention::t5_buckets(p);
   c.cached = static_cast<bool>(p.cache);
   c.dense = p.dense_kv || p.new_tokens;
@@ -263,7 +264,7 @@ void check_run(const Problem& p, const Config& c) {
   if (why.empty() && c.gather > bytes_to_gather(p.cache))
     why = cat("a cache whose rows do not lie at multiples of ", c.gather, " bytes");
   require(why.empty(), "attention differs from its plan: kernel ", c.name(), " does not take ", why);
-  require(c.fp8() || (score_bits(p) & kAnyScale & ~c.score) == 0, "softmax_scale is ", p.scale,
+  require(c.fp8() || (score_kinds(p) & kScaleFirst & ~c.score) == 0, "softmax_scale is ", p.scale,
           "; the plan was made for one that is positive");
   attention::check_ranges(p, c.mask);
 }

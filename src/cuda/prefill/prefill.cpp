@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "cuda/attention/params.h"
 #include "cuda/attention/plan.h"
 #include "cuda/device.h"
 #include "cuda/launch.h"
@@ -60,48 +61,33 @@ class PrefillPlan final : public attention::WorkTilePlan {
 std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) { return prefill::make_plan(p, device, 0); }
 
 Coverage coverage() {
-  Coverage c;
-  auto axis = [&](Axis a) -> uint32_t& { return c.axes[static_cast<int>(a)]; };
-  axis(Axis::kQueries) = use::kRagged | use::kFixed;
-  axis(Axis::kQueryDtype) = use::kQF16 | use::kQBf16;
-  axis(Axis::kKvSource) = use::kDense | use::kPaged | use::kContiguous | use::kNewTokens;
-  axis(Axis::kKvFormat) =
-      use::kF16 | use::kBf16 | use::kE4m3 | use::kE5m2 | use::kInt8 | use::kValiasesK | use::kVBesideK;
-  axis(Axis::kKvScales) = use::kNoScale | use::kPerTensor | use::kPerHead | use::kPerTokenHead;
-  axis(Axis::kKvLayout) = use::kNhd | use::kHnd | use::kXpacked;
-  axis(Axis::kMask) =
-      use::kNoMask | use::kCausal | use::kWindow | use::kBits | use::kRanges | use::kFinished | use::kSkipDecode;
-  axis(Axis::kScore) = use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kBias | use::kNewTokenBias |
-                       use::kT5 | use::kSinks;
-  axis(Axis::kPrologue) = use::kNoPrologue | use::kQkvBias | use::kIa3 | use::kRope | use::kMrope | use::kLogn |
-                          use::kAppend | use::kPowerOfTwoScales;
-  axis(Axis::kOutput) = use::kOutF32 | use::kOutF16 | use::kOutBf16 | use::kOutE4m3 | use::kLse | use::kMaxLogits;
-  axis(Axis::kDeterminism) = use::kRunToRun | use::kBatchInvariant;
-  c.head_dim_qk_max = 256;
-  c.head_dim_v_max = 256;
+  Coverage c = attention::coverage();
+  c[Axis::kQueryDtype] = use::kQF16 | use::kQBf16;
+  c[Axis::kKvSource] = use::kDense | use::kPaged | use::kContiguous | use::kNewTokens;
+  c[Axis::kKvFormat] = use::kF16 | use::kBf16 | use::kE4m3 | use::kE5m2 | use::kInt8 | use::kValiasesK | use::kVBesideK;
+  c[Axis::kPrologue] = use::kNoPrologue | use::kQkvBias | use::kIa3 | use::kRope | use::kMrope | use::kLogn |
+                       use::kAppend | use::kPowerOfTwoScales;
   c.group_max = std::numeric_limits<int64_t>::max();
   return c;
 }
 
 Coverage fp32_coverage() {
   Coverage c = coverage();
-  auto axis = [&](Axis a) -> uint32_t& { return c.axes[static_cast<int>(a)]; };
-  axis(Axis::kQueryDtype) |= use::kQF32;
-  axis(Axis::kKvFormat) |= use::kF32;
+  c[Axis::kQueryDtype] |= use::kQF32;
+  c[Axis::kKvFormat] |= use::kF32;
   return c;
 }
 
 Coverage fp8_coverage() {
   Coverage c = coverage();
-  auto axis = [&](Axis a) -> uint32_t& { return c.axes[static_cast<int>(a)]; };
-  axis(Axis::kQueryDtype) = use::kQE4m3;
-  axis(Axis::kKvSource) = use::kDense;
-  axis(Axis::kKvFormat) = use::kE4m3 | use::kValiasesK | use::kVBesideK;
-  axis(Axis::kKvScales) = use::kNoScale;
-  axis(Axis::kKvLayout) = use::kNhd;
-  axis(Axis::kMask) = use::kNoMask | use::kCausal | use::kWindow | use::kFinished | use::kSkipDecode;
-  axis(Axis::kScore) = use::kPlain | use::kSinks;
-  axis(Axis::kPrologue) = use::kNoPrologue | use::kDequantize;
+  c[Axis::kQueryDtype] = use::kQE4m3;
+  c[Axis::kKvSource] = use::kDense;
+  c[Axis::kKvFormat] = use::kE4m3 | use::kValiasesK | use::kVBesideK;
+  c[Axis::kKvScales] = use::kNoScale;
+  c[Axis::kKvLayout] = use::kNhd;
+  c[Axis::kMask] = use::kNoMask | use::kCausal | use::kWindow | use::kFinished | use::kSkipDecode;
+  c[Axis::kScore] = use::kPlain | use::kSinks;
+  c[Axis::kPrologue] = use::kNoPrologue | use::kDequantize;
   c.head_dim_v_max = 128;
   return c;
 }

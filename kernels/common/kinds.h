@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kinds of mask, score term and scale, numbered once for host and device: values of the axes of the host's coverage
+// (core/kernel.h), bits of ATTUNE_MASK and ATTUNE_SCORE, and the mode of a cache's scales. Compiled by NVRTC and by the
+// host's compiler; no standard headers.
+#pragma once
+
+namespace attune {
+
+namespace use {
+
+// ATTUNE_MASK has kBits and kRanges: kernels are compiled for them. The others are parameters.
+enum Masks : unsigned {
+  kNoMask = 1,
+  kCausal = 2,
+  kWindow = 4,
+  kBits = 8,
+  kRanges = 16,
+  kFinished = 32,
+  kSkipDecode = 64
+};
+
+// ATTUNE_SCORE has kSoftcap, kAlibi, kAlibiSqrt, kBias (of either bias) and kT5; 0: scaled products alone.
+enum Scores : unsigned {
+  kPlain = 1,
+  kSoftcap = 2,
+  kAlibi = 4,
+  kAlibiSqrt = 8,
+  kBias = 16,
+  kNewTokenBias = 32,
+  kT5 = 64,
+  kSinks = 128,
+  kTables = kBias | kT5  // what is looked up key by key
+};
+
+// Bit i is ScaleMode i.
+enum KvScales : unsigned { kNoScale = 1, kPerTensor = 2, kPerHead = 4, kPerTokenHead = 8 };
+
+}  // namespace use
+
+// What shares a scale: x = code * scale.
+enum class ScaleMode : int { kNone, kTensor, kHead, kTokenHead };
+
+}  // namespace attune
