@@ -29,8 +29,8 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_d
     """softmax(softmax_scale * q k^T + ...) v, for every way an engine keeps its keys and values.
 
     The order of axes is [batch, seqlen, heads, head_dim], tokens before heads. torch's scaled_dot_product_attention has
-    [batch, heads, seqlen, head_dim]: pass x.swapaxes(1, 2), a view. What can only be that order is refused; where shapes allow
-    both it is not seen.
+    [batch, heads, seqlen, head_dim]: pass x.swapaxes(1, 2), a view, or call `sdpa`. What can only be that order is refused; where
+    shapes allow both it is not seen.
 
     Arrays are torch, numpy, CuPy or JAX arrays, or anything with __dlpack__; all of one call are on one device. They are
     neither copied nor converted, and strides are free. bfloat16 and float8 arrays of numpy are those of ml_dtypes, or

@@ -161,6 +161,10 @@ def _find(kind: type, array: Any) -> Any:
     return _Numpy
 
 
+def is_torch(array: Any) -> bool:
+    return framework_of(array) is _Torch
+
+
 def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
     """An uninitialised array of the framework and on the device of another."""
     return framework_of(like).empty(shape, dtype, like.array if type(like) is View else like)

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: transformer
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: its models are not tested")
 
 import attune.integrations.transformers as integration  # noqa: E402
+from attune.integrations import torch_masks  # noqa: E402
 
 integration.register()
 if not torch.cuda.is_available():  # transformers ask at every step, and torch answers with an exception that takes 0.3 s
@@ -111,8 +112,8 @@ def test_decoder_logits(name, place):
 @torch.no_grad()
 def test_attention_really_runs_here(name, monkeypatch):
     calls = []
-    run = integration.attune.attention
-    monkeypatch.setattr(integration.attune, "attention", lambda *args, **kw: calls.append(kw) or run(*args, **kw))
+    run = torch_masks.attune.attention
+    monkeypatch.setattr(torch_masks.attune, "attention", lambda *args, **kw: calls.append(kw) or run(*args, **kw))
     models = causal_models(name, PLACES[0])
     models.ours(models.ids(1, 21))
     assert len(calls) == 3
@@ -209,20 +210,20 @@ def test_masks_of_a_user(place):
 
 def test_bits_of_a_mask_are_made_once_and_again_when_it_changes():
     mask = torch.rand(1, 1, 3, 20) < 0.5
-    bits = integration._bits(mask, 17, 2)
-    assert bits.shape == (6, 3) and integration._bits(mask, 17, 2) is bits
+    bits = torch_masks.bits(mask, 3, 17, 2)
+    assert bits.shape == (6, 3) and torch_masks.bits(mask, 3, 17, 2) is bits
     want = np.packbits(mask[0, 0, :, :17].numpy(), axis=-1, bitorder="little")
     assert np.array_equal(bits.numpy(), np.concatenate([want, want]))
     whole = np.packbits(mask[0, 0].numpy(), axis=-1, bitorder="little")
-    assert np.array_equal(integration._bits(mask, 20, 1).numpy(), whole)  # and with another number of keys
+    assert np.array_equal(torch_masks.bits(mask, 3, 20, 1).numpy(), whole)  # and with another number of keys
     mask.logical_not_()
-    assert np.array_equal(integration._bits(mask, 17, 1).numpy(),
+    assert np.array_equal(torch_masks.bits(mask, 3, 17, 1).numpy(),
                           np.packbits(mask[0, 0, :, :17].numpy(), axis=-1, bitorder="little"))
     with torch.inference_mode():
         mask = torch.ones(1, 1, 1, 8, dtype=torch.bool)
-        integration._bits(mask, 8, 1)
+        torch_masks.bits(mask, 1, 8, 1)
         mask.zero_()
-        assert not integration._bits(mask, 8, 1).any()
+        assert not torch_masks.bits(mask, 1, 8, 1).any()
 
 
 def test_a_model_that_calls_no_attention_but_its_own():

@@ -18,7 +18,7 @@ import torch
 from transformers import MODEL_MAPPING, AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
-import attune
+from . import torch_masks
 
 
 def register(name: str = "attune") -> None:
@@ -41,7 +41,7 @@ def attention_mask_function(batch_size: int, q_length: int, kv_length: int, q_of
     plain = allow_is_causal_skip and not chunked and isinstance(q_offset, int) and (
         q_offset + q_length == kv_offset + kv_length)
     if plain and (attention_mask is None or (
-            not _recorded(attention_mask) and bool(attention_mask[:, kv_offset : kv_offset + kv_length].all()))):
+            not torch_masks.recorded(attention_mask) and bool(attention_mask[:, kv_offset : kv_offset + kv_length].all()))):
         return None
     return sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, local_size,
                      allow_is_causal_skip=False, **kwargs)
@@ -60,11 +60,6 @@ def _require_interface(config: Any) -> None:
     if model is not None and not hasattr(sys.modules[model.__module__], "ALL_ATTENTION_FUNCTIONS"):
         raise NotImplementedError(f"attune: {model.__name__} calls no attention but its own; it needs another attn_implementation")
     _known_to_call.add(kind)
-
-
-def _recorded(mask: torch.Tensor) -> bool:
-    """Whether what is done with the mask is recorded, for other masks too: its values say nothing now."""
-    return torch.compiler.is_compiling() or (mask.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
@@ -90,54 +85,9 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
             if not fields["causal"]:
                 fields["window_right"] = sliding_window - 1
     elif attention_mask.dtype == torch.bool:
-        fields["mask_bits"] = _bits(attention_mask, k.shape[1], q.shape[0])
+        fields["mask_bits"] = torch_masks.bits(attention_mask, q.shape[1], k.shape[1], q.shape[0])
     else:
         position_bias = attention_mask if position_bias is None else position_bias + attention_mask
-    if position_bias is None:
-        return attune.attention(q, k, v, **fields), None
-    return _with_bias(q, k, v, position_bias[..., : k.shape[1]], fields), None
-
-
-def _bits(mask: torch.Tensor, keys: int, batch: int) -> torch.Tensor:
-    """bool [batch or 1, heads or 1, rows, keys or more] -> uint8 [batch * rows, bytes] or [batch * rows, heads, bytes].
-
-    The layers of a step share a mask, so its bits are kept with it as long as it does not change.
-    """
-    keep = not (_recorded(mask) or mask.is_inference())  # tensors of inference mode do not tell of changes
-    if keep:
-        state, bits = getattr(mask, "_attune_bits", (None, None))
-        if state == (mask._version, keys, batch):
-            return bits
-    weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=mask.device)
-    padded = torch.nn.functional.pad(mask[..., :keys], (0, -keys % 8)).unflatten(-1, (-1, 8))
-    packed = (padded * weights).sum(-1, dtype=torch.uint8).expand(batch, -1, -1, -1)
-    bits = packed.transpose(1, 2).flatten(0, 1)  # [batch * rows, heads or 1, bytes]
-    bits = bits.squeeze(1) if bits.shape[1] == 1 else bits
-    if keep:
-        mask._attune_bits = ((mask._version, keys, batch), bits)
-    return bits
-
-
-def _with_bias(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, fields: dict[str, Any]) -> torch.Tensor:
-    """Adds bias [batch or 1, heads or 1, rows, keys]. attune's has no batch, and a row for every position up to the last key."""
-    rows, keys = q.shape[1], k.shape[1]
-    if rows > keys:  # more queries than keys: keys that nobody sees come first
-        front = rows - keys
-        k, v = (torch.nn.functional.pad(x, (0, 0, 0, 0, front, 0)) for x in (k, v))
-        bias = torch.nn.functional.pad(bias, (front, 0), value=float("-inf"))
-        if "mask_bits" in fields:
-            fields["mask_start"] = torch.full((q.shape[0],), front, dtype=torch.int32, device=q.device)
-    elif rows == 1:
-        bias = bias.expand(-1, -1, keys, -1)
-    elif rows < keys:
-        bias = torch.nn.functional.pad(bias, (0, 0, keys - rows, 0))
-    if bias.shape[0] == 1:
-        return attune.attention(q, k, v, bias=bias[0], **fields)
-    outs = []
-    bits, starts = fields.pop("mask_bits", None), fields.pop("mask_start", None)
-    for b in range(q.shape[0]):
-        one = {} if bits is None else {"mask_bits": bits.unflatten(0, (-1, rows))[b]}
-        if starts is not None:
-            one["mask_start"] = starts[b : b + 1]
-        outs.append(attune.attention(q[b : b + 1], k[b : b + 1], v[b : b + 1], bias=bias[b], **one, **fields))
-    return torch.cat(outs)
+    if position_bias is not None:
+        q, k, v = torch_masks.with_bias(q, k, v, position_bias[..., : k.shape[1]], fields)
+    return torch_masks.attend(q, k, v, fields), None
