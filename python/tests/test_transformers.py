@@ -108,12 +108,18 @@ def test_decoder_logits(name, place):
     models.check(models.ours(ids, attention_mask=keep).logits, lambda model: model(ids, attention_mask=keep).logits, keep)
 
 
+@pytest.fixture
+def calls(monkeypatch):
+    """The fields of each call of attention."""
+    seen = []
+    run = torch_masks.attune.attention
+    monkeypatch.setattr(torch_masks.attune, "attention", lambda *args, **fields: seen.append(fields) or run(*args, **fields))
+    return seen
+
+
 @pytest.mark.parametrize("name", DECODERS)
 @torch.no_grad()
-def test_attention_really_runs_here(name, monkeypatch):
-    calls = []
-    run = torch_masks.attune.attention
-    monkeypatch.setattr(torch_masks.attune, "attention", lambda *args, **kw: calls.append(kw) or run(*args, **kw))
+def test_attention_really_runs_here(name, calls):
     models = causal_models(name, PLACES[0])
     models.ours(models.ids(1, 21))
     assert len(calls) == 3
@@ -164,6 +170,41 @@ def test_bert(place):
     keep[0, 8:] = 0
     models.check(models.ours(ids, attention_mask=keep).last_hidden_state,
                  lambda model: model(ids, attention_mask=keep).last_hidden_state, keep)
+
+
+@torch.no_grad()
+def test_right_padding_of_an_encoder_is_lengths(calls):
+    config = transformers.BertConfig(vocab_size=99, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96)
+    models = Models(config, lambda config, **kw: transformers.AutoModel.from_config(config, **kw), PLACES[0])
+    ids, keep = models.ids(2, 13), models.ones(2, 13)
+    models.ours(ids, attention_mask=keep)
+    assert not any("mask_bits" in call or "seqused_kv" in call for call in calls)
+    calls.clear()
+    keep[0, 8:] = 0
+    models.ours(ids, attention_mask=keep)
+    assert [call["seqused_kv"].tolist() for call in calls] == [[8, 13]] * 2 and calls[0]["seqused_kv"] is calls[1]["seqused_kv"]
+    calls.clear()
+    keep[1, 5] = 0
+    models.check(models.ours(ids, attention_mask=keep).last_hidden_state,
+                 lambda model: model(ids, attention_mask=keep).last_hidden_state, keep)
+    assert all("mask_bits" in call and "seqused_kv" not in call for call in calls)
+
+
+@torch.no_grad()
+def test_right_padding_of_a_decoder_needs_no_mask(calls):
+    models = causal_models("mistral", PLACES[0])
+    ids, keep = models.ids(2, 21), models.ones(2, 21)
+    keep[0, 12:] = 0
+    models.check(models.ours(ids, attention_mask=keep).logits, lambda model: model(ids, attention_mask=keep).logits, keep)
+    assert len(calls) == 3 and all("mask_bits" not in call and call["causal"] for call in calls)
+
+
+@torch.no_grad()
+def test_a_static_cache_is_read_as_far_as_it_is_filled(calls):
+    models = causal_models("llama", PLACES[0])
+    models.ours.generate(models.ids(2, 9), max_new_tokens=3, do_sample=False, eos_token_id=None, cache_implementation="static",
+                         disable_compile=True)
+    assert [call["seqused_kv"].tolist() for call in calls[3:]] == [[10, 10]] * 3 + [[11, 11]] * 3
 
 
 def t5():

@@ -32,12 +32,21 @@ def _kept(mask: torch.Tensor, key: tuple[Any, ...], make: Callable[[], Any]) -> 
     return made[key]
 
 
+def hiding(mask: torch.Tensor, rows: int, keys: int, batch: int, by_lengths: bool = True) -> dict[str, torch.Tensor]:
+    """The field of attention that hides what a bool mask does: lengths, where they may and can say it, or bits."""
+    used = lengths(mask, keys, batch) if by_lengths else None
+    return {"mask_bits": bits(mask, rows, keys, batch)} if used is None else {"seqused_kv": used}
+
+
 def bits(mask: torch.Tensor, rows: int, keys: int, batch: int) -> torch.Tensor:
     """bool, at least `keys` wide -> uint8 [batch * rows, bytes] or [batch * rows, heads, bytes]."""
     return _kept(mask, ("bits", rows, keys, batch), lambda: _pack(mask[..., :keys], rows, batch))
 
 
 def _pack(mask: torch.Tensor, rows: int, batch: int) -> torch.Tensor:
+    for axis in range(3):
+        if mask.stride(axis) == 0:
+            mask = mask.narrow(axis, 0, 1)
     # Eight bools are one int64; the product has the one of byte i at bit 56 + i, and nothing else there.
     eights = torch.nn.functional.pad(mask, (0, -mask.shape[-1] % 8)).clone(memory_format=torch.contiguous_format).view(torch.int64)
     packed = ((eights * 0x0102040810204080) >> 56).to(torch.uint8)
@@ -56,9 +65,12 @@ def lengths(mask: torch.Tensor, keys: int, batch: int) -> torch.Tensor | None:
 
 
 def _count(mask: torch.Tensor, batch: int) -> torch.Tensor | None:
-    if bool((mask[:, 1:] > mask[:, :-1]).any()):
-        return None  # a key that counts after one that does not
-    return mask.sum(-1, dtype=torch.int32).expand(batch).contiguous()
+    return mask.sum(-1, dtype=torch.int32).expand(batch).contiguous() if begins(mask) else None
+
+
+def begins(mask: torch.Tensor) -> bool:
+    """Whether each row of bool [batch, keys] is true up to some key and false from there on."""
+    return not bool((mask[:, 1:] > mask[:, :-1]).any())
 
 
 def with_bias(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor,

@@ -62,11 +62,7 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tenso
     if 0 in (batch, rows, keys):
         return torch_masks.attend(q, k, v, fields)  # no mask has a say in it
     if mask is not None and mask.dtype == torch.bool:
-        used = torch_masks.lengths(mask, keys, batch)
-        if used is None:
-            fields["mask_bits"] = torch_masks.bits(mask, rows, keys, batch)
-        else:
-            fields["seqused_kv"] = used
+        fields.update(torch_masks.hiding(mask, rows, keys, batch))
     elif mask is not None:
         q, k, v = torch_masks.with_bias(q, k, v, mask, fields)
     return torch_masks.attend(q, k, v, fields)

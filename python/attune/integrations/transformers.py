@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 from transformers import MODEL_MAPPING, AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
+from transformers.masking_utils import (AttentionMaskInterface, bidirectional_mask_function, causal_mask_function, prepare_padding_mask,
+                                        sdpa_mask)
 
 from . import torch_masks
 
@@ -33,16 +34,21 @@ def attention_mask_function(batch_size: int, q_length: int, kv_length: int, q_of
                             **kwargs: Any) -> torch.Tensor | None:
     """None where causality and the window that the module passes say it all; else bool [batch, 1, q_length, kv_length].
 
-    Causality here is aligned to the last key, so a cache with room after it needs a mask. A window is known to the module, a
-    chunk is not.
+    Padding behind a sequence needs no mask then: only its own rows, which nobody reads, see it. Causality here is aligned to the last
+    key, so a cache with room after it needs a mask. A window is known to the module, a chunk is not.
     """
     _require_interface(kwargs.get("config"))
     chunked = local_size is not None and local_size == getattr(kwargs.get("config"), "attention_chunk_size", None)
     plain = allow_is_causal_skip and not chunked and isinstance(q_offset, int) and (
         q_offset + q_length == kv_offset + kv_length)
     if plain and (attention_mask is None or (
-            not torch_masks.recorded(attention_mask) and bool(attention_mask[:, kv_offset : kv_offset + kv_length].all()))):
+            not torch_masks.recorded(attention_mask) and torch_masks.begins(attention_mask[:, kv_offset : kv_offset + kv_length]))):
         return None
+    if mask_function is bidirectional_mask_function and attention_mask is not None:  # padding alone: a view says it
+        padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)[:, kv_offset : kv_offset + kv_length]
+        if kwargs.get("allow_is_bidirectional_skip") and not torch_masks.recorded(padding) and bool(padding.all()):
+            return None
+        return padding[:, None, None].expand(-1, -1, q_length, -1)
     return sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, local_size,
                      allow_is_causal_skip=False, **kwargs)
 
@@ -85,7 +91,8 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
             if not fields["causal"]:
                 fields["window_right"] = sliding_window - 1
     elif attention_mask.dtype == torch.bool:
-        fields["mask_bits"] = torch_masks.bits(attention_mask, q.shape[1], k.shape[1], q.shape[0])
+        # A bias belongs to positions, which lengths would move.
+        fields.update(torch_masks.hiding(attention_mask, q.shape[1], k.shape[1], q.shape[0], position_bias is None))
     else:
         position_bias = attention_mask if position_bias is None else position_bias + attention_mask
     if position_bias is not None:
