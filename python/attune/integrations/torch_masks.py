@@ -14,6 +14,8 @@ import torch
 
 import attune
 
+from . import torch_backward
+
 
 def recorded(mask: torch.Tensor) -> bool:
     """Whether what is done with the mask is recorded, for other masks too: its values say nothing now."""
@@ -105,19 +107,48 @@ def _may_look_turned(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     return k.stride(2) == step == v.stride(2) and sum(x.shape[1] * x.stride(1) for x in (q, k, v)) <= step
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, fields: dict[str, Any]) -> torch.Tensor:
-    """Attention of q, k, v [batch, tokens, heads, d]; bias is [batch or 1, heads or 1, positions, keys]. One call, or one a sequence."""
-    batch, rows = q.shape[:2]
-    fields = dict(fields)
-    bias = fields.pop("bias", None)
-    if batch != 1 and (bias is None or bias.shape[0] == 1) and not _may_look_turned(q, k, v):
-        return attune.attention(q, k, v, bias=None if bias is None else bias[0], **fields)
-    by_sequence = ("mask_bits", "mask_start", "seqused_kv")
-    tables: dict[str, Any] = {name: fields.pop(name) for name in by_sequence if name in fields}
-    outs = []
-    for b in range(batch):
-        one = {name: table[b * rows : (b + 1) * rows] if name == "mask_bits" else table[b : b + 1] for name, table in tables.items()}
-        if bias is not None:
-            one["bias"] = bias[b if bias.shape[0] > 1 else 0]
-        outs.append(attune.attention(q[b], k[b], v[b], **one, **fields))
-    return outs[0][None] if batch == 1 else torch.stack(outs)
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, fields: dict[str, Any]) -> Any:
+    """Attention of q, k, v [batch, tokens, heads, d]; bias is [batch or 1, heads or 1, positions, keys]. One call, or one a sequence.
+
+    fields may have out and lse, which are written; the result is that of `attune.attention`.
+    """
+    if not _one_by_one(q, k, v, fields):
+        return attune.attention(q, k, v, **_of_all(fields))
+    outs = [attune.attention(q[b], k[b], v[b], **_of_sequence(b, q.shape[1], fields)) for b in range(q.shape[0])]
+    if fields.get("out") is not None:
+        return (fields["out"], fields["lse"]) if fields.get("lse") is not None else fields["out"]
+    return outs[0][None] if len(outs) == 1 else torch.stack(outs)
+
+
+def gradients(dout: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+              fields: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """dq, dk and dv of `attend`."""
+    if not _one_by_one(q, k, v, fields):
+        return torch_backward.gradients(dout, out, lse, {"q": q, "k": k, "v": v, **_of_all(fields)})
+    made = [torch_backward.gradients(dout[b], out[b], lse[b], {"q": q[b], "k": k[b], "v": v[b], **_of_sequence(b, q.shape[1], fields)})
+            for b in range(q.shape[0])]
+    return tuple(torch.stack(parts) for parts in zip(*made))
+
+
+def _one_by_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, fields: dict[str, Any]) -> bool:
+    bias = fields.get("bias")
+    return q.shape[0] == 1 or (bias is not None and bias.shape[0] > 1) or (q.shape[0] > 0 and _may_look_turned(q, k, v))
+
+
+def _of_all(fields: dict[str, Any]) -> dict[str, Any]:
+    return {**fields, "bias": fields["bias"][0]} if "bias" in fields else dict(fields)
+
+
+def _of_sequence(b: int, rows: int, fields: dict[str, Any]) -> dict[str, Any]:
+    one = dict(fields)
+    for name in ("mask_start", "seqused_kv"):
+        if name in one:
+            one[name] = one[name][b : b + 1]
+    for name in ("out", "lse"):
+        if name in one:
+            one[name] = one[name][b]
+    if "mask_bits" in one:
+        one["mask_bits"] = one["mask_bits"][b * rows : (b + 1) * rows]
+    if "bias" in one:
+        one["bias"] = one["bias"][b if one["bias"].shape[0] > 1 else 0]
+    return one

@@ -26,9 +26,6 @@ def scaled_dot_product_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tens
     if torch.is_autocast_enabled(q.device.type):
         q, k, v, attn_mask = (_autocast(x) for x in (q, k, v, attn_mask))
     _check_dtypes(q, k, v, attn_mask)
-    if scale == 0:  # which in attune stands for the default
-        q, scale = q * 0, None
-
     rank = max(q.dim(), k.dim(), v.dim())
     q, k, v = (_with_axes(x, 4) for x in (q, k, v))
     q, k, v = _heads(q, k, v, enable_gqa)
@@ -39,15 +36,15 @@ def scaled_dot_product_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tens
     if attn_mask is not None:
         attn_mask = _mask(attn_mask, lead, (*q.shape[1:3], k.shape[2]))
 
-    out = _attend(q, k, v, attn_mask, is_causal, lower_right, scale).transpose(1, 2)
+    out = torch_masks.attend(*prepared(q, k, v, attn_mask, is_causal, lower_right, scale)).transpose(1, 2)
     if rank > 4:
         return out.unflatten(0, lead)
     return out[(0,) * (4 - rank)] if rank < 4 else out
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, upper_left: bool, lower_right: bool,
-            scale: float | None) -> torch.Tensor:
-    """[batch, heads, rows, d] and the same of keys -> [batch, rows, heads, d]."""
+def prepared(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, upper_left: bool, lower_right: bool,
+             scale: float | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """What `torch_masks.attend` takes for q, k, v [batch, heads, tokens, d]: keys that nobody sees may have gone, or be new."""
     batch, _, rows, _ = q.shape
     keys = k.shape[2]
     fields: dict[str, Any] = {"softmax_scale": scale}
@@ -58,14 +55,16 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tenso
         k, v = k[:, :, :rows], v[:, :, :rows]  # nobody sees later ones
     elif upper_left:
         fields["window_right"] = rows - keys  # attune aligns the last query with the last key
+    if scale == 0:  # which in attune stands for the default
+        q, fields["softmax_scale"] = q * 0, None
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    if 0 in (batch, rows, keys):
-        return torch_masks.attend(q, k, v, fields)  # no mask has a say in it
-    if mask is not None and mask.dtype == torch.bool:
+    if mask is None or 0 in (batch, rows, keys):  # where there is nothing no mask has a say
+        return q, k, v, fields
+    if mask.dtype == torch.bool:
         fields.update(torch_masks.hiding(mask, rows, keys, batch))
-    elif mask is not None:
+    else:
         q, k, v = torch_masks.with_bias(q, k, v, mask, fields)
-    return torch_masks.attend(q, k, v, fields)
+    return q, k, v, fields
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> None:
