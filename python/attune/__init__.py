@@ -34,8 +34,8 @@ __all__ = [
 
 _core.configure(
     View=View, Spec=Spec, KVCache=KVCache, Prologue=Prologue, Error=Error, InvalidArgument=InvalidArgument,
-    WrongType=WrongType, Unsupported=Unsupported, OutOfMemory=OutOfMemory, current_stream=_frameworks.current_stream,
-    allocate=_frameworks.allocate)
+    WrongType=WrongType, Unsupported=Unsupported, OutOfMemory=OutOfMemory, unknown_argument=_errors.unknown_argument,
+    current_stream=_frameworks.current_stream, allocate=_frameworks.allocate)
 
 if "torch" in _sys.modules:  # the operators, so that torch.compile knows them at the first call
     from .integrations import torch as _torch  # noqa: F401
