@@ -16,11 +16,40 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from ._records import Array
-    from ._types import AttentionFields
+    from typing import Literal, overload
+
+    from ._records import Array, View
+    from ._types import ArrayT, AttentionFields, AttentionInputs
 
 
 tracer: Any = None  # set by integrations/torch.py once torch is there
+
+
+if TYPE_CHECKING:
+    @overload
+    def attention(q: View, k: Array | None = None, v: Array | None = None, *, out_dtype: Any = None, return_lse: bool = False,
+                  return_max_logits: bool = False, workspace: Array | None = None, stream: Any = None,
+                  **fields: Unpack[AttentionFields]) -> Any: ...
+
+    @overload
+    def attention(q: ArrayT, k: Array | None = None, v: Array | None = None, *, out_dtype: Any = None,
+                  return_lse: Literal[False] = False, return_max_logits: Literal[False] = False, workspace: Array | None = None,
+                  stream: Any = None, **fields: Unpack[AttentionInputs]) -> ArrayT: ...
+
+    @overload
+    def attention(q: ArrayT, k: Array | None = None, v: Array | None = None, *, out_dtype: Any = None, return_lse: Literal[True],
+                  return_max_logits: Literal[False] = False, workspace: Array | None = None, stream: Any = None,
+                  **fields: Unpack[AttentionInputs]) -> tuple[ArrayT, ArrayT]: ...
+
+    @overload
+    def attention(q: ArrayT, k: Array | None = None, v: Array | None = None, *, out_dtype: Any = None, return_lse: Literal[True],
+                  return_max_logits: Literal[True], workspace: Array | None = None, stream: Any = None,
+                  **fields: Unpack[AttentionInputs]) -> tuple[ArrayT, ArrayT, ArrayT]: ...
+
+    @overload
+    def attention(q: ArrayT, k: Array | None = None, v: Array | None = None, *, out_dtype: Any = None, return_lse: bool = False,
+                  return_max_logits: bool = False, workspace: Array | None = None, stream: Any = None,
+                  **fields: Unpack[AttentionFields]) -> ArrayT | tuple[ArrayT, ...]: ...
 
 
 def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_dtype: Any = None, return_lse: bool = False,
@@ -198,7 +227,7 @@ def _arguments(q: Any, k: Any, v: Any, fields: Any, out_dtype: Any, return_lse: 
     return fields
 
 
-def _spec(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+def _spec(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
     from ._records import Spec
 
     spec = Spec(shape, dtype)

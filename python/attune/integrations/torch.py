@@ -94,7 +94,7 @@ def _nest(struct: str, flat: dict[str, Any]) -> dict[str, Any]:
             continue
         if record not in arguments:
             made = _RECORDS["cache" if record.endswith("cache") else record]
-            arguments[record] = made[1](None) if made[1] is KVCache else made[1]()
+            arguments[record] = made[1](None) if made[1] is KVCache else made[1]()  # type: ignore[arg-type]
         setattr(arguments[record], inner, value)
     return arguments
 
