@@ -200,11 +200,37 @@ def test_right_padding_of_a_decoder_needs_no_mask(calls):
 
 
 @torch.no_grad()
+def test_padding_in_front_is_masked_beside_causality(calls):
+    models = causal_models("mistral", PLACES[0])
+    ids, keep = models.ids(2, 21), models.ones(2, 21)
+    keep[0, :9] = 0
+    models.ours(ids, attention_mask=keep)
+    assert len(calls) == 3 and all(call["causal"] and call["window_left"] == 5 and call["mask_bits"].shape == (42, 3) for call in calls)
+
+
+def test_a_mask_that_was_changed_says_what_it_says(calls):
+    config, q = transformers.LlamaConfig(attn_implementation="attune"), torch.randn(1, 2, 4, 8)
+
+    def mask():
+        padding = torch.tensor([[False, True, True, True]])
+        return integration.attention_mask_function(1, 4, 4, attention_mask=padding, config=config, device=q.device)
+
+    given, changed, other = mask(), mask(), mask()
+    changed[:, :, 2:, 3] = True  # no longer causal
+    for used, causal in ((given, True), (changed, False), (other & True, False)):
+        got, _ = integration.attention_forward(torch.nn.Module(), q, q, q, used)
+        want = torch.nn.functional.scaled_dot_product_attention(q, q, q, used).transpose(1, 2)
+        torch.testing.assert_close(got, want)
+        assert calls[-1].get("causal", False) == causal
+
+
+@torch.no_grad()
 def test_a_static_cache_is_read_as_far_as_it_is_filled(calls):
     models = causal_models("llama", PLACES[0])
     models.ours.generate(models.ids(2, 9), max_new_tokens=3, do_sample=False, eos_token_id=None, cache_implementation="static",
                          disable_compile=True)
-    assert [call["seqused_kv"].tolist() for call in calls[3:]] == [[10, 10]] * 3 + [[11, 11]] * 3
+    assert [call["seqused_kv"].tolist() for call in calls] == [[n, n] for n in (9, 9, 9, 10, 10, 10, 11, 11, 11)]
+    assert not any("mask_bits" in call for call in calls)
 
 
 def t5():

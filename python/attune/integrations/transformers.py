@@ -49,8 +49,43 @@ def attention_mask_function(batch_size: int, q_length: int, kv_length: int, q_of
         if kwargs.get("allow_is_bidirectional_skip") and not torch_masks.recorded(padding) and bool(padding.all()):
             return None
         return padding[:, None, None].expand(-1, -1, q_length, -1)
-    return sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, local_size,
+    mask = sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, local_size,
                      allow_is_causal_skip=False, **kwargs)
+    if allow_is_causal_skip and not chunked and q_length > 1:
+        mask = mask.contiguous()  # as generate() would make it, without the note
+        _note_causality(mask, q_offset, q_length, kv_offset, attention_mask)
+    return mask
+
+
+def _note_causality(mask: torch.Tensor, q_offset: Any, q_length: int, kv_offset: Any, attention_mask: torch.Tensor | None) -> None:
+    """Notes on a mask the fields that say the same, the module's window aside: half of the products are then not computed.
+
+    Whoever makes another mask of this one makes one without the note.
+    """
+    if torch_masks.recorded(mask) or mask.is_inference() or not isinstance(kv_offset, int):
+        return
+    if isinstance(q_offset, torch.Tensor):
+        if q_offset.is_cuda:
+            return  # to read it is to wait
+        q_offset = int(q_offset)
+    batch, _, _, keys = mask.shape
+    used = q_offset + q_length - kv_offset
+    if used > keys:
+        return
+    fields: dict[str, Any] = {"causal": True}
+    if used < keys:  # room in a static cache
+        fields["seqused_kv"] = torch.full((batch,), used, dtype=torch.int32, device=mask.device)
+    padding = prepare_padding_mask(attention_mask, keys, kv_offset)
+    if padding is not None:
+        padding = padding[:, kv_offset : kv_offset + keys]
+        if not torch_masks.begins(padding[:, :used]):
+            fields["mask_bits"] = torch_masks.bits(padding[:, None, None], q_length, keys, batch)
+    mask._attune_fields = (mask._version, keys, fields)
+
+
+def _noted(mask: torch.Tensor, keys: int) -> dict[str, Any] | None:
+    version, of_keys, fields = getattr(mask, "_attune_fields", (None, 0, None))
+    return fields if version is not None and version == mask._version and of_keys == keys else None
 
 
 _known_to_call: set[type] = set()  # configurations of models that call the attention that is registered
@@ -84,8 +119,9 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
         raise NotImplementedError("attune: cache is given; the paged cache of continuous batching is not supported")
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     fields: dict[str, Any] = {"softmax_scale": scaling, "softcap": softcap, "sinks": s_aux}
-    if attention_mask is None:
-        fields["causal"] = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    noted = None if attention_mask is None or position_bias is not None else _noted(attention_mask, k.shape[1])
+    if attention_mask is None or noted is not None:
+        fields.update(noted or {"causal": getattr(module, "is_causal", True) if is_causal is None else is_causal})
         if sliding_window is not None:
             fields["window_left"] = sliding_window - 1
             if not fields["causal"]:
