@@ -98,6 +98,26 @@ def test_scaled_dot_product_attention(name, rows, keys, device, calls):
 
 
 @has_list
+@pytest.mark.parametrize("shape", [(5, 1), (1, 7), (1, 1), (2, 4, 5, 1), (2, 1, 1, 7), (1, 4, 1, 1)], ids=str)
+def test_masks_broadcast(shape, calls):
+    q, k, v = (torch.randn(2, 4, n, 16) for n in (5, 7, 7))
+    for mask in (torch.rand(shape) < 0.6, torch.randn(shape)):
+        want = exact(lambda q, k, v: sdpa(q, k, v, attn_mask=mask.double() if mask.is_floating_point() else mask), q, k, v)
+        assert_same(sdpa(q, k, v, attn_mask=mask), want)
+    assert calls
+
+
+@has_list
+def test_nothing(calls):
+    q, k = (torch.randn(2, 4, n, 16) for n in (5, 7))
+    for a, b in ((q, k[:, :, :0]), (q[:, :, :0], k), (q[:0], k[:0])):
+        a, b = a.clone().requires_grad_(), b.clone().requires_grad_()
+        out = sdpa(a, b, b, is_causal=True)
+        assert out.shape == a.shape and not out.any()
+        assert not any(x.any() for x in torch.autograd.grad(out.sum(), (a, b)))
+
+
+@has_list
 def test_other_layouts_and_what_torch_compiles(calls):
     def block(q, k, v):
         return sdpa(q, k, v, is_causal=True).transpose(1, 2).flatten(2)

@@ -60,6 +60,8 @@ def prepared(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tens
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if mask is None or 0 in (batch, rows, keys):  # where there is nothing no mask has a say
         return q, k, v, fields
+    if mask.shape[-1] != keys:
+        mask = mask.expand(-1, -1, -1, keys)
     if mask.dtype == torch.bool:
         fields.update(torch_masks.hiding(mask, rows, keys, batch))
     else:
@@ -134,11 +136,9 @@ def _flat(x: torch.Tensor, lead: torch.Size) -> torch.Tensor:
 
 
 def _mask(mask: torch.Tensor, lead: torch.Size, shape: tuple[int, ...]) -> torch.Tensor:
-    """[batch or 1, heads or 1, rows or 1, keys] of what broadcasts to [*lead, *shape]."""
+    """[batch or 1, heads or 1, rows or 1, keys or 1] of what broadcasts to [*lead, *shape]."""
     if mask.dim() != len(lead) + 3 or any(n not in (1, m) for n, m in zip(mask.shape, (*lead, *shape))):
         raise InvalidArgument(f"attn_mask has shape {list(mask.shape)}, which does not broadcast to {[*lead, *shape]}")
-    if mask.shape[-1] != shape[-1]:
-        mask = mask.expand(*mask.shape[:-1], shape[-1])
     if mask.dim() == 4:
         return mask
     return mask.flatten(0, -4) if all(n == 1 for n in mask.shape[:-3]) else _flat(mask, lead)
