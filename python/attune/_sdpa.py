@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from . import _attention
 from ._errors import WrongType
 from ._frameworks import is_torch
 
@@ -39,7 +40,7 @@ def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Ten
     Raises:
         InvalidArgument, WrongType, Unsupported: as `attention`; and Unsupported for dropout.
     """
-    if not is_torch(q):
+    if _attention.tracer is None and not is_torch(q):  # torch has not been met
         raise WrongType(f"q is {type(q)!r}; sdpa takes tensors of torch, attune.attention other arrays, too")
     from .integrations.torch_sdpa import scaled_dot_product_attention
 

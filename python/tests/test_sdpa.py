@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """attune.sdpa against torch.nn.functional.scaled_dot_product_attention in float64: every mask, broadcast, rank and layout."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -201,6 +204,21 @@ def test_compiles_into_one_graph(name):
     want, got = (torch.autograd.grad(f(*leaves, mask).square().sum(), leaves) for f in (call, compiled))
     for a, b in zip(want, got):
         torch.testing.assert_close(a, b)
+
+
+def test_the_first_call_may_be_compiled():
+    code = ("import torch, attune; q = torch.randn(2, 4, 5, 16, requires_grad=True); mask = torch.rand(5, 5) < 0.8\n"
+            "f = torch.compile(lambda q, mask: attune.sdpa(q, q, q, mask), backend='aot_eager', fullgraph=True)\n"
+            "f(q.detach(), mask); f(q, mask).sum().backward(); assert q.grad.any()")
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_numpy_before_torch():
+    code = ("import attune, numpy\n"
+            "try: attune.sdpa(*[numpy.ones((1, 2, 3, 8))] * 3)\n"
+            "except attune.WrongType as error: assert 'sdpa takes tensors of torch, attune.attention other' in str(error)\n"
+            "else: raise AssertionError")
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_autocast():

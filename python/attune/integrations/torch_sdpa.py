@@ -74,7 +74,7 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
         if x is None:
             continue
         if not isinstance(x, torch.Tensor):
-            raise WrongType(f"{name} is {type(x)!r}; sdpa takes tensors of torch")
+            raise WrongType(f"{name} is {type(x)!r}; sdpa takes tensors of torch, attune.attention other arrays, too")
         if x.is_nested:
             raise Unsupported(f"{name} is a nested tensor; attune.attention has cu_seqlens_q for ragged sequences")
         if name != "attn_mask" and x.dim() < 2:
