@@ -78,7 +78,7 @@ def _note_causality(mask: torch.Tensor, q_offset: Any, q_length: int, kv_offset:
     padding = prepare_padding_mask(attention_mask, keys, kv_offset)
     if padding is not None:
         padding = padding[:, kv_offset : kv_offset + keys]
-        if not torch_masks.begins(padding[:, :used]):
+        if padding.is_cuda or not torch_masks.begins(padding[:, :used]):  # to look is to wait there
             fields["mask_bits"] = torch_masks.bits(padding[:, None, None], q_length, keys, batch)
     mask._attune_fields = (mask._version, keys, fields)
 
