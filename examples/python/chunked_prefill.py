@@ -4,6 +4,8 @@
 Each chunk brings its own keys and values; what came before is in a float8 cache with a scale for each token and head.
 """
 
+from typing import Any
+
 import numpy as np
 
 import attune
@@ -12,14 +14,14 @@ HEADS_Q, HEADS_KV, DIM, PAGE_SIZE, PAGES = 8, 2, 64, 16, 64
 rng = np.random.default_rng(0)
 
 
-def floats(*shape):
+def floats(*shape: int) -> Any:
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def empty_cache():
+def empty_cache() -> attune.KVCache:
     """A bf16-free cache: numpy has no float8, so a View says what the bytes are."""
     codes = [attune.View(np.zeros((PAGES, PAGE_SIZE, HEADS_KV, DIM), np.uint8), "float8_e4m3fn") for _ in range(2)]
-    scales = [np.ones((PAGES, PAGE_SIZE, HEADS_KV), np.float32) for _ in range(2)]
+    scales: list[Any] = [np.ones((PAGES, PAGE_SIZE, HEADS_KV), np.float32) for _ in range(2)]
     return attune.KVCache(*codes, k_scale=scales[0], v_scale=scales[1])
 
 
@@ -28,7 +30,7 @@ table = rng.permutation(PAGES).astype(np.int32).reshape(2, PAGES // 2)  # of the
 prologue = attune.Prologue(rope_cos_sin=attune.rope_table(1024, DIM), append=True)
 
 
-def prefill(chunks):
+def prefill(chunks: list[int]) -> Any:
     """The prompt in chunks of these sizes; in every step the other sequence decodes a token. Returns the prompt's output."""
     cache = empty_cache()
     cache.page_table = table

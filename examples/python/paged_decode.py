@@ -21,7 +21,7 @@ table = torch.zeros(BATCH, PAGES, dtype=torch.int32)
 free = list(torch.randperm(PAGES).tolist())
 
 
-def grow():
+def grow() -> None:
     """Pages for one more token of every sequence."""
     for b in range(BATCH):
         if int(lengths[b]) % PAGE_SIZE == 0:
@@ -45,7 +45,7 @@ plan = attune.Plan(q[0], k[0], v[0], cache=caches[0], seqused_kv=used, prologue=
 print(plan.describe().strip())
 
 
-def step():
+def step() -> None:
     for layer in range(LAYERS):
         plan.run(q=q[layer], k=k[layer], v=v[layer], cache=caches[layer], out=out[layer])
 

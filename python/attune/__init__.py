@@ -19,6 +19,7 @@ from ._info import (Device, Kernel, describe_cuda, devices, get_num_threads, inf
 from ._indexer import indexer_scores, indexer_select, indexer_topk
 from ._ops import cache_append, cache_dequantize, cache_gather, cache_quantize, merge, qkv_prepare
 from ._records import KVCache, Prologue, Spec, View
+from ._sdpa import sdpa
 from ._tables import alibi_slopes, kv_page_bytes, logn_table, rope_frequencies, rope_table, t5_bucket
 
 __version__ = _core.__version__
@@ -27,14 +28,14 @@ __all__ = [
     "Device", "Error", "InvalidArgument", "KVCache", "Kernel", "OutOfMemory", "Plan", "Prologue", "Spec", "Support",
     "Unsupported", "View", "WrongType", "alibi_slopes", "attention", "cache_append", "cache_dequantize", "cache_gather",
     "cache_quantize", "describe_cuda", "devices", "get_num_threads", "indexer_scores", "indexer_select", "indexer_topk", "info", "kernels", "kv_page_bytes", "logn_table", "merge",
-    "qkv_prepare", "rope_frequencies", "rope_table", "set_log_callback", "set_num_threads", "supported", "t5_bucket",
+    "qkv_prepare", "rope_frequencies", "rope_table", "sdpa", "set_log_callback", "set_num_threads", "supported", "t5_bucket",
     "validate", "warm",
 ]
 
 _core.configure(
     View=View, Spec=Spec, KVCache=KVCache, Prologue=Prologue, Error=Error, InvalidArgument=InvalidArgument,
-    WrongType=WrongType, Unsupported=Unsupported, OutOfMemory=OutOfMemory, current_stream=_frameworks.current_stream,
-    allocate=_frameworks.allocate)
+    WrongType=WrongType, Unsupported=Unsupported, OutOfMemory=OutOfMemory, unknown_argument=_errors.unknown_argument,
+    current_stream=_frameworks.current_stream, allocate=_frameworks.allocate)
 
 if "torch" in _sys.modules:  # the operators, so that torch.compile knows them at the first call
     from .integrations import torch as _torch  # noqa: F401

@@ -16,11 +16,40 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from ._records import Array
-    from ._types import AttentionFields
+    from typing import Literal, overload
+
+    from ._records import Array, View
+    from ._types import ArrayT, AttentionFields, AttentionInputs
 
 
 tracer: Any = None  # set by integrations/torch.py once torch is there
+
+
+if TYPE_CHECKING:
+    @overload
+    def attention(q: View, k: Array | None = None, v: Array | None = None, *, out_dtype: Any = None, return_lse: bool = False,
+                  return_max_logits: bool = False, workspace: Array | None = None, stream: Any = None,
+                  **fields: Unpack[AttentionFields]) -> Any: ...
+
+    @overload
+    def attention(q: ArrayT, k: Array | None = None, v: Array | None = None, *, out_dtype: Any = None,
+                  return_lse: Literal[False] = False, return_max_logits: Literal[False] = False, workspace: Array | None = None,
+                  stream: Any = None, **fields: Unpack[AttentionInputs]) -> ArrayT: ...
+
+    @overload
+    def attention(q: ArrayT, k: Array | None = None, v: Array | None = None, *, out_dtype: Any = None, return_lse: Literal[True],
+                  return_max_logits: Literal[False] = False, workspace: Array | None = None, stream: Any = None,
+                  **fields: Unpack[AttentionInputs]) -> tuple[ArrayT, ArrayT]: ...
+
+    @overload
+    def attention(q: ArrayT, k: Array | None = None, v: Array | None = None, *, out_dtype: Any = None, return_lse: Literal[True],
+                  return_max_logits: Literal[True], workspace: Array | None = None, stream: Any = None,
+                  **fields: Unpack[AttentionInputs]) -> tuple[ArrayT, ArrayT, ArrayT]: ...
+
+    @overload
+    def attention(q: ArrayT, k: Array | None = None, v: Array | None = None, *, out_dtype: Any = None, return_lse: bool = False,
+                  return_max_logits: bool = False, workspace: Array | None = None, stream: Any = None,
+                  **fields: Unpack[AttentionFields]) -> ArrayT | tuple[ArrayT, ...]: ...
 
 
 def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_dtype: Any = None, return_lse: bool = False,
@@ -29,8 +58,8 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_d
     """softmax(softmax_scale * q k^T + ...) v, for every way an engine keeps its keys and values.
 
     The order of axes is [batch, seqlen, heads, head_dim], tokens before heads. torch's scaled_dot_product_attention has
-    [batch, heads, seqlen, head_dim]: pass x.swapaxes(1, 2), a view. What can only be that order is refused; where shapes allow
-    both it is not seen.
+    [batch, heads, seqlen, head_dim]: pass x.swapaxes(1, 2), a view, or call `sdpa`. What can only be that order is refused; where
+    shapes allow both it is not seen.
 
     Arrays are torch, numpy, CuPy or JAX arrays, or anything with __dlpack__; all of one call are on one device. They are
     neither copied nor converted, and strides are free. bfloat16 and float8 arrays of numpy are those of ml_dtypes, or
@@ -198,7 +227,7 @@ def _arguments(q: Any, k: Any, v: Any, fields: Any, out_dtype: Any, return_lse: 
     return fields
 
 
-def _spec(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+def _spec(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
     from ._records import Spec
 
     spec = Spec(shape, dtype)

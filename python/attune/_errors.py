@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exceptions. Each is an `Error`, and also the built-in exception that Python programmers expect."""
 
+from __future__ import annotations
+
 import operator
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Error(Exception):
@@ -24,6 +31,31 @@ class Unsupported(Error, NotImplementedError):
 
 class OutOfMemory(Error, MemoryError):
     """An allocation of the library failed."""
+
+
+# What callers of other libraries say, and what it is here; each begins with an argument.
+_ELSEWHERE = {
+    "attn_mask": "mask_bits, or attune.sdpa, which has attn_mask", "attention_mask": "mask_bits, or attune.sdpa, which has attn_mask",
+    "attn_bias": "bias", "is_causal": "causal", "scale": "softmax_scale", "sm_scale": "softmax_scale", "scaling": "softmax_scale",
+    "window_size": "window_left and window_right", "sliding_window": "window_left (keys beside the query's own)",
+    "logits_soft_cap": "softcap", "s_aux": "sinks", "block_table": "cache.page_table", "page_table": "cache.page_table",
+    "k_descale": "cache.k_scale", "v_descale": "cache.v_scale", "cu_seqlens": "cu_seqlens_q", "cu_seqlens_k": "cu_seqlens_kv",
+    "max_seqlen_k": "max_seqlen_kv", "seqused_k": "seqused_kv", "cache_seqlens": "seqused_kv",
+    "enable_gqa": "k (and v) with fewer heads, which needs no argument",
+}
+
+
+def unknown_argument(name: object, known: Iterable[str]) -> str:
+    """The sentence about a name that is no argument."""
+    import difflib  # here alone: importing attune is quick
+
+    known = list(known)
+    meant = _ELSEWHERE.get(str(name), "")
+    if meant.startswith("mask_bits, or ") and "mask_bits" not in known:
+        meant = meant[len("mask_bits, or ") :]
+    elif re.split(r"\W", meant)[0] not in known:
+        meant = "".join(difflib.get_close_matches(str(name), known, 1, 0.75))
+    return f"'{name}' is not an argument of this operation" + (f"; did you mean {meant}?" if meant else "")
 
 
 def whole(argument: str, value: object, least: int = 0, most: int = 2**63 - 1) -> int:

@@ -40,7 +40,7 @@ def array_dtype(argument: str, array: Any) -> str:
 
 class _Numpy:
     @staticmethod
-    def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+    def empty(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
         import numpy
 
         view = _NUMPY_VIEWS.get(dtype)
@@ -89,7 +89,7 @@ class _Torch:
 
 class _Cupy:
     @staticmethod
-    def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+    def empty(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
         cupy = sys.modules["cupy"]
         with like.device:
             view = _NUMPY_VIEWS.get(dtype)
@@ -159,6 +159,10 @@ def _find(kind: type, array: Any) -> Any:
         if root in ("jax", "jaxlib"):
             return _Jax
     return _Numpy
+
+
+def is_torch(array: Any) -> bool:
+    return framework_of(array) is _Torch
 
 
 def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:

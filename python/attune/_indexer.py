@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._errors import InvalidArgument, shape_of, whole
 from ._ops import _given, call, hand_out, make
 from ._records import Array, KVCache
 
+if TYPE_CHECKING:
+    from typing import Literal
 
-def indexer_topk(q: Array, weights: Array, cache: KVCache, *, topk: int | None = None, q_scale: Array | None = None,
+    from ._types import ArrayT
+
+
+def indexer_topk(q: ArrayT, weights: Array, cache: KVCache, *, topk: int | None = None, q_scale: Array | None = None,
                  cu_seqlens_q: Array | None = None, seqused_kv: Array | None = None, causal: bool | None = None,
-                 key_begin: Array | None = None, key_end: Array | None = None, form: str | None = None,
+                 key_begin: Array | None = None, key_end: Array | None = None, form: Literal["slots", "positions"] | None = None,
                  slot_table: Array | None = None, slot_page_size: int | None = None, slot_pages: int | None = None,
                  max_seqlen_kv: int | None = None, indices: Array | None = None, topk_length: Array | None = None,
-                 workspace: Array | None = None, stream: Any = None) -> tuple[Any, Any]:
+                 workspace: Array | None = None, stream: Any = None) -> tuple[ArrayT, ArrayT]:
     """The topk best keys of each query, by score(row, j) = k_scale(j) * sum_h weights[row, h] * q_scale[row, h] * max(<q, k_j>, 0).
 
     Args:
@@ -41,10 +46,10 @@ def indexer_topk(q: Array, weights: Array, cache: KVCache, *, topk: int | None =
     return hand_out(indices, q), hand_out(topk_length, q)
 
 
-def indexer_scores(q: Array, weights: Array, cache: KVCache, *, q_scale: Array | None = None, cu_seqlens_q: Array | None = None,
+def indexer_scores(q: ArrayT, weights: Array, cache: KVCache, *, q_scale: Array | None = None, cu_seqlens_q: Array | None = None,
                    seqused_kv: Array | None = None, causal: bool | None = None, key_begin: Array | None = None,
                    key_end: Array | None = None, max_seqlen_kv: int | None = None, scores: Array | None = None,
-                   clear_scores: bool | None = None, workspace: Array | None = None, stream: Any = None) -> Any:
+                   clear_scores: bool | None = None, workspace: Array | None = None, stream: Any = None) -> ArrayT:
     """The scores alone; arguments as of `indexer_topk`.
 
     Returns:
@@ -62,12 +67,12 @@ def indexer_scores(q: Array, weights: Array, cache: KVCache, *, q_scale: Array |
     return hand_out(scores, q)
 
 
-def indexer_select(scores: Array, *, topk: int | None = None, cache: KVCache | None = None, cu_seqlens_q: Array | None = None,
+def indexer_select(scores: ArrayT, *, topk: int | None = None, cache: KVCache | None = None, cu_seqlens_q: Array | None = None,
                    seqused_kv: Array | None = None, causal: bool | None = None, key_begin: Array | None = None,
-                   key_end: Array | None = None, form: str | None = None, slot_table: Array | None = None,
+                   key_end: Array | None = None, form: Literal["slots", "positions"] | None = None, slot_table: Array | None = None,
                    slot_page_size: int | None = None, slot_pages: int | None = None, max_seqlen_kv: int | None = None,
                    indices: Array | None = None, topk_length: Array | None = None, workspace: Array | None = None,
-                   stream: Any = None) -> tuple[Any, Any]:
+                   stream: Any = None) -> tuple[ArrayT, ArrayT]:
     """The choice alone: `indexer_topk` from scores float32 [total_q, columns] or [batch, seqlen_q, columns], bit for bit.
 
     The cache gives its tables only; it may be None with form "positions" or a slot_table. Returns (indices, topk_length).

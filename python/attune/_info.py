@@ -4,17 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from . import _core
 from ._errors import WrongType, whole
 
-_DEVICE_TYPES = ("cpu", "cuda")
+if TYPE_CHECKING:
+    from typing import Literal
+
+    DeviceType = Literal["cpu", "cuda"]
+
+_DEVICE_TYPES: tuple[DeviceType, ...] = ("cpu", "cuda")
 _LEVELS = ("debug", "info", "warning", "error")
 
 
 class Device(NamedTuple):
-    type: str  # "cpu" or "cuda"
+    type: DeviceType
     index: int  # type: ignore[assignment]  # the name in attune.h; tuple.index is not missed
     name: str
     isa: str  # instruction set in use
@@ -25,7 +30,7 @@ class Device(NamedTuple):
 class Kernel(NamedTuple):
     name: str
     operation: str
-    device_type: str
+    device_type: DeviceType
     coverage: str  # "axis: value, value; axis: ..."
 
 

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._errors import InvalidArgument, shape_of
 from ._frameworks import array_dtype, dtype_name, empty, finish
 from ._records import Array, KVCache, Prologue
+
+if TYPE_CHECKING:
+    from typing import Literal, overload
+
+    from ._types import ArrayT
 
 
 tracer: Any = None  # set by integrations/torch.py once torch is there
@@ -73,6 +78,23 @@ def qkv_prepare(q: Array | None = None, k: Array | None = None, v: Array | None 
         outs.append(out)
     _core.qkv_prepare({**arguments, **_given(q_out=outs[0], k_out=outs[1], v_out=outs[2])}, stream)
     return tuple(None if out is None else finish(out, like) for out, like in zip(outs, (q, k, v)))  # type: ignore[return-value]
+
+
+if TYPE_CHECKING:
+    @overload
+    def merge(partial_out: ArrayT, partial_lse: Array, *, sinks: Array | None = None, out: Array | None = None,
+              out_scale: Array | None = None, lse: None = None, out_dtype: Any = None, return_lse: Literal[False] = False,
+              stream: Any = None) -> ArrayT: ...
+
+    @overload
+    def merge(partial_out: ArrayT, partial_lse: Array, *, sinks: Array | None = None, out: Array | None = None,
+              out_scale: Array | None = None, lse: Array | None = None, out_dtype: Any = None, return_lse: Literal[True],
+              stream: Any = None) -> tuple[ArrayT, ArrayT]: ...
+
+    @overload
+    def merge(partial_out: ArrayT, partial_lse: Array, *, sinks: Array | None = None, out: Array | None = None,
+              out_scale: Array | None = None, lse: Array | None = None, out_dtype: Any = None, return_lse: bool = False,
+              stream: Any = None) -> ArrayT | tuple[ArrayT, ArrayT]: ...
 
 
 def merge(partial_out: Array, partial_lse: Array, *, sinks: Array | None = None, out: Array | None = None,

@@ -4,10 +4,27 @@
 from __future__ import annotations
 
 import operator
+from typing import TYPE_CHECKING, Any
 
 from ._errors import InvalidArgument, WrongType
 
-Array = object  # torch.Tensor, numpy.ndarray, cupy.ndarray, jax.Array, View, Spec, or any object with __dlpack__
+if TYPE_CHECKING:
+    from typing import Literal, Protocol
+
+    class Array(Protocol):
+        """torch.Tensor, numpy.ndarray, cupy.ndarray, jax.Array, View, Spec, or any object with __dlpack__."""
+
+        @property
+        def shape(self) -> Any: ...
+
+        @property
+        def dtype(self) -> Any: ...
+
+    Format = Literal["plain", "mla_656", "mla_584"]
+    Layout = Literal["nhd", "hnd", "xpacked", "bytes"]
+    DtypeName = Literal["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool", "int32", "int64"]
+else:
+    Array = object
 
 
 class _Record:
@@ -53,17 +70,17 @@ class KVCache(_Record):
 
     def __init__(self, k: Array, v: Array | None = None, *, k_scale: Array | None = None, v_scale: Array | None = None,
                  page_table: Array | None = None, v_page_table: Array | None = None, batch_index: Array | None = None,
-                 format: str | None = None, layout: str | None = None, page_size: int | None = None,
+                 format: Format | None = None, layout: Layout | None = None, page_size: int | None = None,
                  ring_capacity: int | None = None) -> None:
-        self.k = k
-        self.v = v
-        self.k_scale = k_scale
-        self.v_scale = v_scale
-        self.page_table = page_table
-        self.v_page_table = v_page_table
-        self.batch_index = batch_index
+        self.k: Any = k  # what was given, of any framework
+        self.v: Any = v
+        self.k_scale: Any = k_scale
+        self.v_scale: Any = v_scale
+        self.page_table: Any = page_table
+        self.v_page_table: Any = v_page_table
+        self.batch_index: Any = batch_index
         self.format = format
-        self.layout = "bytes" if layout is None and format in ("mla_656", "mla_584") else layout
+        self.layout: Layout | None = "bytes" if layout is None and format in ("mla_656", "mla_584") else layout
         self.page_size = page_size
         self.ring_capacity = ring_capacity
 
@@ -98,22 +115,22 @@ class Prologue(_Record):
                  positions: Array | None = None, rope_offset: int | None = None, rope_interleaved: bool | None = None,
                  mrope_section: tuple[int, int, int] | None = None, mrope_interleaved: bool | None = None,
                  append: bool | None = None, logn: Array | None = None, power_of_two_scales: bool | None = None) -> None:
-        self.qkv_scale = qkv_scale
-        self.q_bias = q_bias
-        self.k_bias = k_bias
-        self.v_bias = v_bias
-        self.ia3_k = ia3_k
-        self.ia3_v = ia3_v
-        self.ia3_task = ia3_task
-        self.rope_cos_sin = rope_cos_sin
-        self.rope_table_index = rope_table_index
-        self.positions = positions
+        self.qkv_scale: Any = qkv_scale
+        self.q_bias: Any = q_bias
+        self.k_bias: Any = k_bias
+        self.v_bias: Any = v_bias
+        self.ia3_k: Any = ia3_k
+        self.ia3_v: Any = ia3_v
+        self.ia3_task: Any = ia3_task
+        self.rope_cos_sin: Any = rope_cos_sin
+        self.rope_table_index: Any = rope_table_index
+        self.positions: Any = positions
         self.rope_offset = rope_offset
         self.rope_interleaved = rope_interleaved
         self.mrope_section = mrope_section
         self.mrope_interleaved = mrope_interleaved
         self.append = append
-        self.logn = logn
+        self.logn: Any = logn
         self.power_of_two_scales = power_of_two_scales
 
 
@@ -122,13 +139,13 @@ class View(_Record):
 
     __slots__ = ("array", "dtype")
 
-    def __init__(self, array: Array, dtype: str) -> None:
-        self.array = array
+    def __init__(self, array: Array, dtype: DtypeName) -> None:
+        self.array: Any = array
         self.dtype = dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.array.shape)  # type: ignore[attr-defined]
+        return tuple(self.array.shape)
 
 
 class Spec(_Record):
@@ -136,7 +153,7 @@ class Spec(_Record):
 
     __slots__ = ("shape", "dtype", "cuda", "index")
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, device: str = "cpu") -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: DtypeName, device: str = "cpu") -> None:
         try:
             self.shape = tuple(map(operator.index, shape))
         except TypeError:

@@ -11,9 +11,11 @@ from ._frameworks import framework_of
 from ._records import Array, View
 
 if TYPE_CHECKING:
+    from typing import Literal
+
     from typing_extensions import Unpack
 
-    from ._types import RopeFields
+    from ._types import RopeFields, RopeStyle
 
 
 def _table(shape: tuple[int, ...], like: Array | None, fill: Any) -> Any:
@@ -24,7 +26,7 @@ def _table(shape: tuple[int, ...], like: Array | None, fill: Any) -> Any:
     return table if like is None else framework_of(like).from_numpy(table, like.array if isinstance(like, View) else like)
 
 
-def rope_table(num_positions: int, dim: int, *, style: str = "linear", first_position: int = 0, like: Array | None = None,
+def rope_table(num_positions: int, dim: int, *, style: RopeStyle = "linear", first_position: int = 0, like: Array | None = None,
                **fields: Unpack[RopeFields]) -> Any:
     """cos_sin of `Prologue`: float32 [num_positions, dim], dim / 2 cosines, then dim / 2 sines, of each position.
 
@@ -41,7 +43,7 @@ def rope_table(num_positions: int, dim: int, *, style: str = "linear", first_pos
     return _table(shape, like, lambda out: _core.rope_table(arguments, first, shape[0], out))
 
 
-def rope_frequencies(dim: int, *, style: str = "linear", **fields: Unpack[RopeFields]) -> list[float]:
+def rope_frequencies(dim: int, *, style: RopeStyle = "linear", **fields: Unpack[RopeFields]) -> list[float]:
     """The dim / 2 inverse frequencies, in radians a position; arguments as of `rope_table`."""
     return _core.rope_frequencies({"style": style, "dim": dim, **fields})
 
@@ -66,6 +68,6 @@ def t5_bucket(relative_position: int, num_buckets: int, max_distance: int, bidir
                            whole("max_distance", max_distance), bool(bidirectional))
 
 
-def kv_page_bytes(format: str, page_size: int) -> int:
+def kv_page_bytes(format: Literal["mla_656", "mla_584"], page_size: int) -> int:
     """Bytes of one page of "mla_656" or "mla_584", padding included."""
     return _core.kv_page_bytes(format, whole("page_size", page_size))

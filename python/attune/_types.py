@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Literal, TypedDict, TypeVar
 
 from ._records import Array, KVCache, Prologue
 
+ArrayT = TypeVar("ArrayT", bound=Array)  # the results are of q's framework
+RopeStyle = Literal["none", "linear", "glm2", "dynamic_ntk", "qwen_dynamic_ntk", "yarn", "llama3", "mrope"]
 
-class AttentionFields(TypedDict, total=False):
+
+class AttentionInputs(TypedDict, total=False):
+    """Without the outputs that make `attention` return a tuple."""
+
     cu_seqlens_q: Array | None
     cu_seqlens_kv: Array | None
     cache: KVCache | None
@@ -43,13 +48,16 @@ class AttentionFields(TypedDict, total=False):
     prologue: Prologue | None
     out: Array | None
     out_scale: Array | None
-    lse: Array | None
-    max_logits: Array | None
     head_dim_v: int | None
     max_seqlen_q: int | None
     max_seqlen_kv: int | None
     batch_invariant: bool | None
     allow_tf32: bool | None
+
+
+class AttentionFields(AttentionInputs, total=False):
+    lse: Array | None
+    max_logits: Array | None
 
 
 class PlanChanges(AttentionFields, total=False):

@@ -85,6 +85,7 @@ class Arrays {
 struct Classes {
   nb::handle view, spec, kv_cache, prologue, current_stream, allocate;
   nb::handle error, invalid_argument, wrong_type, unsupported, out_of_memory;
+  nb::handle unknown_argument;  // the sentence about a name that is no argument, from it and a list of those that are
 };
 Classes& classes();
 

@@ -180,6 +180,12 @@ int Table::find(nb::handle name) const {
   return found == nullptr ? -1 : static_cast<int>(PyLong_AsLong(found));
 }
 
+nb::list Table::names() const {
+  nb::list names;
+  for (const nb::handle key : keys_) names.append(key);
+  return names;
+}
+
 nb::object Table::slot(size_t i, nb::handle type, nb::handle record) const {
   if (slots_.empty()) {
     std::vector<Slot> found;
@@ -199,7 +205,7 @@ void Values::take(const Table& table, nb::dict arguments) {
   PyObject *key, *value;
   for (Py_ssize_t at = 0; PyDict_Next(arguments.ptr(), &at, &key, &value);) {
     const int i = table.find(key);
-    if (i < 0) type_error("'" + text(key) + "' is not an argument of this operation");
+    if (i < 0) type_error(text(classes().unknown_argument(nb::handle(key), table.names())));
     items[i] = value == Py_None ? nullptr : value;
   }
 }

@@ -47,6 +47,7 @@ class Table {
   nb::handle key(size_t i) const { return keys_[i]; }
   // The index of a name; -1 if there is none.
   int find(nb::handle name) const;
+  nb::list names() const;
   // The slot of that name in an object of a Python class that has one for each field; null: an exception is set. A
   // third of the time of a search by name. One class a table.
   nb::object slot(size_t i, nb::handle type, nb::handle record) const;

@@ -43,6 +43,7 @@ void configure(nb::kwargs objects) {
                            {"WrongType", &to.wrong_type},
                            {"Unsupported", &to.unsupported},
                            {"OutOfMemory", &to.out_of_memory},
+                           {"unknown_argument", &to.unknown_argument},
                            {"current_stream", &to.current_stream},
                            {"allocate", &to.allocate}})
     *slot.to = nb::object(objects[slot.name]).release();

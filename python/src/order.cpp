@@ -104,9 +104,10 @@ void check_order(const attune_attention& a) {
   if (a.q.rank != 4) return;
   const attune_tensor* k = present(a.k) && a.k.rank == 4 ? &a.k : nullptr;
   if (const std::string why = why_other_order(a, k); !why.empty())
-    invalid_argument("q has shape " + shape_text(a.q) + (k != nullptr ? " and k " + shape_text(*k) : "") +
-                     ", which looks like torch's [batch, heads, seqlen, head_dim]: " + why +
-                     ". Here it is [batch, seqlen, heads, head_dim]: pass q.swapaxes(1, 2), k and v likewise");
+    invalid_argument(
+        "q has shape " + shape_text(a.q) + (k != nullptr ? " and k " + shape_text(*k) : "") +
+        ", which looks like torch's [batch, heads, seqlen, head_dim]: " + why +
+        ". Here it is [batch, seqlen, heads, head_dim]: pass q.swapaxes(1, 2), k and v likewise, or call attune.sdpa");
 }
 
 }  // namespace attune::python

@@ -199,3 +199,9 @@ def test_opcheck():
         results = torch.library.opcheck(torch.ops.attune.attention_with_backward.default, (q, k, v, sinks, bias, None, *arrays_given),
                                         fields)
         assert set(results.values()) == {"SUCCESS"}, results
+
+
+def test_a_name_that_is_no_argument():
+    q = torch.randn(5, 2, 16, requires_grad=True)
+    with pytest.raises(TypeError, match="'is_causal' is not an argument of this operation; did you mean causal"):
+        attune.attention(q, q, q, is_causal=True)

@@ -120,7 +120,11 @@ ATTENTION = [
     ((Q, K, V), {"cu_seqlens_q": [0, 5]}, TypeError, "cu_seqlens_q is <class 'list'>; an array is expected"),
     ((Q, K, V), {"prologue": {}}, TypeError, "prologue is {}; an attune.Prologue is expected"),
     ((Q, K, V), {"workspace": [1]}, TypeError, "workspace is <class 'list'>; an array is expected"),
-    ((Q, K, V), {"scale": 1}, TypeError, "'scale' is not an argument"),
+    ((Q, K, V), {"scale": 1}, TypeError, "^'scale' is not an argument of this operation; did you mean softmax_scale[?]$"),
+    ((Q, K, V), {"softmax_scal": 1}, TypeError, "; did you mean softmax_scale[?]$"),
+    ((Q, K, V), {"attn_mask": Q}, TypeError, "; did you mean mask_bits, or attune.sdpa, which has attn_mask[?]$"),
+    ((Q, K, V), {"block_table": Q}, TypeError, "; did you mean cache.page_table[?]$"),
+    ((Q, K, V), {"quux": 1}, TypeError, "'quux' is not an argument of this operation$"),
 ]
 
 

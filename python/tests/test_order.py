@@ -21,6 +21,7 @@ def refused(message, *positional, **named):
             call(*positional, **named)
         assert isinstance(raised.value, attune.InvalidArgument)
         assert "[batch, seqlen, heads, head_dim]" in str(raised.value) and "swapaxes(1, 2)" in str(raised.value)
+        assert str(raised.value).endswith("or call attune.sdpa")
 
 
 def test_heads_that_fit_only_the_other_way_round():

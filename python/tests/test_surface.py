@@ -73,6 +73,17 @@ def test_types():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_calls_and_examples_are_typed():
+    """As a user's own files are checked: typed_calls.py has results and mistakes, the examples must be clean."""
+    pytest.importorskip("mypy", reason="mypy is not installed: types are not checked")
+    root = HEADER.parents[2]
+    files = [root / "python/tests/typed_calls.py", *(path for path in sorted((root / "examples/python").glob("*.py")) if path.stem != "roofline")]
+    done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--follow-imports", "silent", "--config-file", root / "pyproject.toml",
+                           "--cache-dir", os.devnull, *files], capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"in {len(files)} source files" in done.stdout
+
+
 def test_every_c_function_is_reached():
     source = "".join(path.read_text() for path in (HEADER.parents[2] / "python/src").glob("*.*"))
     functions = set(re.findall(r"ATTUNE_API \w+[ *]+\w*?(attune_\w+)\(", HEADER.read_text()))

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: transformer
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: its models are not tested")
 
 import attune.integrations.transformers as integration  # noqa: E402
+from attune.integrations import torch_masks  # noqa: E402
 
 integration.register()
 if not torch.cuda.is_available():  # transformers ask at every step, and torch answers with an exception that takes 0.3 s
@@ -107,12 +108,18 @@ def test_decoder_logits(name, place):
     models.check(models.ours(ids, attention_mask=keep).logits, lambda model: model(ids, attention_mask=keep).logits, keep)
 
 
+@pytest.fixture
+def calls(monkeypatch):
+    """The fields of each call of attention."""
+    seen = []
+    run = torch_masks.attune.attention
+    monkeypatch.setattr(torch_masks.attune, "attention", lambda *args, **fields: seen.append(fields) or run(*args, **fields))
+    return seen
+
+
 @pytest.mark.parametrize("name", DECODERS)
 @torch.no_grad()
-def test_attention_really_runs_here(name, monkeypatch):
-    calls = []
-    run = integration.attune.attention
-    monkeypatch.setattr(integration.attune, "attention", lambda *args, **kw: calls.append(kw) or run(*args, **kw))
+def test_attention_really_runs_here(name, calls):
     models = causal_models(name, PLACES[0])
     models.ours(models.ids(1, 21))
     assert len(calls) == 3
@@ -165,6 +172,67 @@ def test_bert(place):
                  lambda model: model(ids, attention_mask=keep).last_hidden_state, keep)
 
 
+@torch.no_grad()
+def test_right_padding_of_an_encoder_is_lengths(calls):
+    config = transformers.BertConfig(vocab_size=99, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96)
+    models = Models(config, lambda config, **kw: transformers.AutoModel.from_config(config, **kw), PLACES[0])
+    ids, keep = models.ids(2, 13), models.ones(2, 13)
+    models.ours(ids, attention_mask=keep)
+    assert not any("mask_bits" in call or "seqused_kv" in call for call in calls)
+    calls.clear()
+    keep[0, 8:] = 0
+    models.ours(ids, attention_mask=keep)
+    assert [call["seqused_kv"].tolist() for call in calls] == [[8, 13]] * 2 and calls[0]["seqused_kv"] is calls[1]["seqused_kv"]
+    calls.clear()
+    keep[1, 5] = 0
+    models.check(models.ours(ids, attention_mask=keep).last_hidden_state,
+                 lambda model: model(ids, attention_mask=keep).last_hidden_state, keep)
+    assert all("mask_bits" in call and "seqused_kv" not in call for call in calls)
+
+
+@torch.no_grad()
+def test_right_padding_of_a_decoder_needs_no_mask(calls):
+    models = causal_models("mistral", PLACES[0])
+    ids, keep = models.ids(2, 21), models.ones(2, 21)
+    keep[0, 12:] = 0
+    models.check(models.ours(ids, attention_mask=keep).logits, lambda model: model(ids, attention_mask=keep).logits, keep)
+    assert len(calls) == 3 and all("mask_bits" not in call and call["causal"] for call in calls)
+
+
+@torch.no_grad()
+def test_padding_in_front_is_masked_beside_causality(calls):
+    models = causal_models("mistral", PLACES[0])
+    ids, keep = models.ids(2, 21), models.ones(2, 21)
+    keep[0, :9] = 0
+    models.ours(ids, attention_mask=keep)
+    assert len(calls) == 3 and all(call["causal"] and call["window_left"] == 5 and call["mask_bits"].shape == (42, 3) for call in calls)
+
+
+def test_a_mask_that_was_changed_says_what_it_says(calls):
+    config, q = transformers.LlamaConfig(attn_implementation="attune"), torch.randn(1, 2, 4, 8)
+
+    def mask():
+        padding = torch.tensor([[False, True, True, True]])
+        return integration.attention_mask_function(1, 4, 4, attention_mask=padding, config=config, device=q.device)
+
+    given, changed, other = mask(), mask(), mask()
+    changed[:, :, 2:, 3] = True  # no longer causal
+    for used, causal in ((given, True), (changed, False), (other & True, False)):
+        got, _ = integration.attention_forward(torch.nn.Module(), q, q, q, used)
+        want = torch.nn.functional.scaled_dot_product_attention(q, q, q, used).transpose(1, 2)
+        torch.testing.assert_close(got, want)
+        assert calls[-1].get("causal", False) == causal
+
+
+@torch.no_grad()
+def test_a_static_cache_is_read_as_far_as_it_is_filled(calls):
+    models = causal_models("llama", PLACES[0])
+    models.ours.generate(models.ids(2, 9), max_new_tokens=3, do_sample=False, eos_token_id=None, cache_implementation="static",
+                         disable_compile=True)
+    assert [call["seqused_kv"].tolist() for call in calls] == [[n, n] for n in (9, 9, 9, 10, 10, 10, 11, 11, 11)]
+    assert not any("mask_bits" in call for call in calls)
+
+
 def t5():
     return transformers.T5Config(vocab_size=99, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, dropout_rate=0.0,
                                  relative_attention_num_buckets=8, relative_attention_max_distance=20, decoder_start_token_id=0,
@@ -209,20 +277,20 @@ def test_masks_of_a_user(place):
 
 def test_bits_of_a_mask_are_made_once_and_again_when_it_changes():
     mask = torch.rand(1, 1, 3, 20) < 0.5
-    bits = integration._bits(mask, 17, 2)
-    assert bits.shape == (6, 3) and integration._bits(mask, 17, 2) is bits
+    bits = torch_masks.bits(mask, 3, 17, 2)
+    assert bits.shape == (6, 3) and torch_masks.bits(mask, 3, 17, 2) is bits
     want = np.packbits(mask[0, 0, :, :17].numpy(), axis=-1, bitorder="little")
     assert np.array_equal(bits.numpy(), np.concatenate([want, want]))
     whole = np.packbits(mask[0, 0].numpy(), axis=-1, bitorder="little")
-    assert np.array_equal(integration._bits(mask, 20, 1).numpy(), whole)  # and with another number of keys
+    assert np.array_equal(torch_masks.bits(mask, 3, 20, 1).numpy(), whole)  # and with another number of keys
     mask.logical_not_()
-    assert np.array_equal(integration._bits(mask, 17, 1).numpy(),
+    assert np.array_equal(torch_masks.bits(mask, 3, 17, 1).numpy(),
                           np.packbits(mask[0, 0, :, :17].numpy(), axis=-1, bitorder="little"))
     with torch.inference_mode():
         mask = torch.ones(1, 1, 1, 8, dtype=torch.bool)
-        integration._bits(mask, 8, 1)
+        torch_masks.bits(mask, 1, 8, 1)
         mask.zero_()
-        assert not integration._bits(mask, 8, 1).any()
+        assert not torch_masks.bits(mask, 1, 8, 1).any()
 
 
 def test_a_model_that_calls_no_attention_but_its_own():

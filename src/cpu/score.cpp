@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/score.h"
 
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numbers>
 
@@ -27,6 +29,32 @@ void mark(bool* visible, int64_t first, int n, int64_t from, int64_t to) {
   const int64_t begin = std::max<int64_t>(from - first, 0);
   const int64_t end = std::min<int64_t>(to - first + 1, n);
   for (int64_t j = begin; j < end; ++j) visible[j] = true;
+}
+
+// Byte i is 1 where bit i is set, else 0.
+uint64_t spread(uint8_t bits) {
+  const uint64_t ones = (bits * uint64_t{0x0101010101010101}) & uint64_t{0x8040201008040201};
+  return ((ones + 0x7f7f7f7f7f7f7f7f) >> 7) & 0x0101010101010101;
+}
+
+// Hides the keys whose bits are 0. Bit `column + j` is that of key j; keys that the bits do not cover stay.
+void hide_by_bits(const uint8_t* bits, int64_t byte_stride, int64_t column, int64_t columns, int n, bool* visible) {
+  static_assert(sizeof(bool) == 1);
+  const int end = static_cast<int>(std::clamp<int64_t>(columns - column, 0, n));
+  for (int j = static_cast<int>(std::clamp<int64_t>(-column, 0, n)); j < end;) {
+    const int64_t i = column + j;
+    const uint8_t byte = bits[i / 8 * byte_stride];
+    if (i % 8 == 0 && end - j >= 8) {
+      uint64_t eight;
+      std::memcpy(&eight, visible + j, sizeof eight);
+      eight &= spread(byte);
+      std::memcpy(visible + j, &eight, sizeof eight);
+      j += 8;
+    } else {
+      visible[j] = visible[j] && (byte >> (i % 8) & 1) != 0;
+      ++j;
+    }
+  }
 }
 
 // Additive terms that are looked up key by key.
@@ -143,15 +171,15 @@ int apply_mask(const ScoreRows& rows, int row, int m, int64_t first, const KvTil
     if (p.has_mask_bits) {
       const int64_t q_row = rows.sequence.q_begin + rows.query(row + r);
       const uint8_t* bits = p.mask_bits + q_row * p.mask_row_stride + rows.head(row + r) * p.mask_head_stride;
-      for (int j = 0; j < n; ++j) {
-        const int64_t column = first + j - mask_start;
-        if (column < 0 || column >= p.mask_columns) continue;
-        if ((bits[column / 8 * p.mask_byte_stride] >> (column % 8) & 1) == 0) visible[j] = false;
-      }
+      hide_by_bits(bits, p.mask_byte_stride, first - mask_start, p.mask_columns, n, visible);
     }
-    for (int j = 0; j < n; ++j) {
-      out[j] = visible[j] ? out[j] : -kInf;
-      if (visible[j] && j >= end) end = j + 1;
+    for (int j = 0; j < n; ++j) {  // without a branch: what is visible may be as good as random
+      const uint32_t keep = 0u - static_cast<uint32_t>(visible[j]);
+      out[j] =
+          std::bit_cast<float>((std::bit_cast<uint32_t>(out[j]) & keep) | (std::bit_cast<uint32_t>(-kInf) & ~keep));
+    }
+    for (int j = n; j > end; --j) {
+      if (visible[j - 1]) end = j;
     }
   }
   return end;

@@ -7,6 +7,7 @@
     flash_mla            FlashMLA of April 2026; takes the calls of September 2025 too
     flash_mla_2025_09    the same with September 2025's results (sparse prefill in base 2)
     flash_attn           flash-attn 2
+    flash_attn_interface FlashAttention-3
     vllm.prefix_prefill            context_attention_fwd
     vllm.triton_unified_attention  unified_attention
 

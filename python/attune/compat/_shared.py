@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 from typing import Any, NoReturn
 
@@ -10,11 +12,27 @@ import torch
 
 import attune
 
+from .._errors import unknown_argument
+
 INFINITY = float("inf")
 
 
 def refuse(function: str, argument: str, reason: str) -> NoReturn:
     raise NotImplementedError(f"{function}: {argument} {reason}")
+
+
+def suggesting(function: Any) -> Any:
+    """The function, whose error about an unknown keyword says which one was meant."""
+    known = tuple(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in known:
+                raise attune.WrongType(f"{function.__name__}: {unknown_argument(name, known)}")
+        return function(*args, **kwargs)
+
+    return call
 
 
 def in_their_words(error: attune.Error, names: dict[str, str]) -> attune.Error:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attune inside other libraries: `attune.integrations.torch`, `attune.integrations.transformers`."""
+"""Attune inside other libraries: `attune.integrations.torch`, `attune.integrations.torch_flash`, `attune.integrations.transformers`."""

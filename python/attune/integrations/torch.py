@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from .. import _attention, _core, _ops
-from .._errors import InvalidArgument
+from .._errors import InvalidArgument, WrongType, unknown_argument
 from .._records import KVCache, Prologue
 from . import torch_backward
 
@@ -94,7 +94,7 @@ def _nest(struct: str, flat: dict[str, Any]) -> dict[str, Any]:
             continue
         if record not in arguments:
             made = _RECORDS["cache" if record.endswith("cache") else record]
-            arguments[record] = made[1](None) if made[1] is KVCache else made[1]()
+            arguments[record] = made[1](None) if made[1] is KVCache else made[1]()  # type: ignore[arg-type]
         setattr(arguments[record], inner, value)
     return arguments
 
@@ -179,6 +179,9 @@ for _name, _pools in (("attention", ()), ("attention_append", _POOLS)):
 
 def _traced_attention(q: Any, k: Any, v: Any, fields: Any, out_dtype: Any, return_lse: bool, return_max_logits: bool) -> Any:
     """`attention` while torch.compile looks, or where torch wants gradients."""
+    for name in fields:
+        if name not in _core.fields["attune_attention"]:
+            raise WrongType(unknown_argument(name, _core.fields["attune_attention"]))
     if torch_backward.wanted(q, k, v, fields):
         arguments = {name: value for name, value in {"q": q, "k": k, "v": v, **fields}.items() if value is not None}
         return torch_backward.attention(arguments, out_dtype, return_lse, return_max_logits)

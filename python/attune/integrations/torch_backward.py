@@ -139,6 +139,15 @@ def _fake_backward(asked: list[bool], dout: torch.Tensor, dlse: torch.Tensor | N
     return _results(dout, _gradients(inputs, asked, False))
 
 
+def gradients(dout: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, fields: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """dq, dk and dv of `attention(**fields)`, where autograd does not see the call."""
+    values = {name: value for name, value in fields.items() if name in _VALUES}
+    with torch.no_grad():
+        made = torch.ops.attune.attention_backward([name in "qkv" for name in GRADIENTS], dout, None, out, lse,
+                                                   *map(fields.get, _INPUTS), **values)
+    return tuple(made[:3])
+
+
 def _setup(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     ctx.save_for_backward(*inputs, *output)
     ctx.values = {name: value for name, value in keyword_only_inputs.items() if name != "out_dtype"}

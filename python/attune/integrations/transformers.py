@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 from transformers import MODEL_MAPPING, AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
+from transformers.masking_utils import (AttentionMaskInterface, bidirectional_mask_function, causal_mask_function, prepare_padding_mask,
+                                        sdpa_mask)
 
-import attune
+from . import torch_masks
 
 
 def register(name: str = "attune") -> None:
@@ -33,18 +34,58 @@ def attention_mask_function(batch_size: int, q_length: int, kv_length: int, q_of
                             **kwargs: Any) -> torch.Tensor | None:
     """None where causality and the window that the module passes say it all; else bool [batch, 1, q_length, kv_length].
 
-    Causality here is aligned to the last key, so a cache with room after it needs a mask. A window is known to the module, a
-    chunk is not.
+    Padding behind a sequence needs no mask then: only its own rows, which nobody reads, see it. Causality here is aligned to the last
+    key, so a cache with room after it needs a mask. A window is known to the module, a chunk is not.
     """
     _require_interface(kwargs.get("config"))
     chunked = local_size is not None and local_size == getattr(kwargs.get("config"), "attention_chunk_size", None)
     plain = allow_is_causal_skip and not chunked and isinstance(q_offset, int) and (
         q_offset + q_length == kv_offset + kv_length)
     if plain and (attention_mask is None or (
-            not _recorded(attention_mask) and bool(attention_mask[:, kv_offset : kv_offset + kv_length].all()))):
+            not torch_masks.recorded(attention_mask) and torch_masks.begins(attention_mask[:, kv_offset : kv_offset + kv_length]))):
         return None
-    return sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, local_size,
+    if mask_function is bidirectional_mask_function and attention_mask is not None:  # padding alone: a view says it
+        padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)[:, kv_offset : kv_offset + kv_length]
+        if kwargs.get("allow_is_bidirectional_skip") and not torch_masks.recorded(padding) and bool(padding.all()):
+            return None
+        return padding[:, None, None].expand(-1, -1, q_length, -1)
+    mask = sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, local_size,
                      allow_is_causal_skip=False, **kwargs)
+    if allow_is_causal_skip and not chunked and q_length > 1:
+        mask = mask.contiguous()  # as generate() would make it, without the note
+        _note_causality(mask, q_offset, q_length, kv_offset, attention_mask)
+    return mask
+
+
+def _note_causality(mask: torch.Tensor, q_offset: Any, q_length: int, kv_offset: Any, attention_mask: torch.Tensor | None) -> None:
+    """Notes on a mask the fields that say the same, the module's window aside: half of the products are then not computed.
+
+    Whoever makes another mask of this one makes one without the note.
+    """
+    if torch_masks.recorded(mask) or mask.is_inference() or not isinstance(kv_offset, int):
+        return
+    if isinstance(q_offset, torch.Tensor):
+        if q_offset.is_cuda:
+            return  # to read it is to wait
+        q_offset = int(q_offset)
+    batch, _, _, keys = mask.shape
+    used = q_offset + q_length - kv_offset
+    if used > keys:
+        return
+    fields: dict[str, Any] = {"causal": True}
+    if used < keys:  # room in a static cache
+        fields["seqused_kv"] = torch.full((batch,), used, dtype=torch.int32, device=mask.device)
+    padding = prepare_padding_mask(attention_mask, keys, kv_offset)
+    if padding is not None:
+        padding = padding[:, kv_offset : kv_offset + keys]
+        if padding.is_cuda or not torch_masks.begins(padding[:, :used]):  # to look is to wait there
+            fields["mask_bits"] = torch_masks.bits(padding[:, None, None], q_length, keys, batch)
+    mask._attune_fields = (mask._version, keys, fields)
+
+
+def _noted(mask: torch.Tensor, keys: int) -> dict[str, Any] | None:
+    version, of_keys, fields = getattr(mask, "_attune_fields", (None, 0, None))
+    return fields if version is not None and version == mask._version and of_keys == keys else None
 
 
 _known_to_call: set[type] = set()  # configurations of models that call the attention that is registered
@@ -60,11 +101,6 @@ def _require_interface(config: Any) -> None:
     if model is not None and not hasattr(sys.modules[model.__module__], "ALL_ATTENTION_FUNCTIONS"):
         raise NotImplementedError(f"attune: {model.__name__} calls no attention but its own; it needs another attn_implementation")
     _known_to_call.add(kind)
-
-
-def _recorded(mask: torch.Tensor) -> bool:
-    """Whether what is done with the mask is recorded, for other masks too: its values say nothing now."""
-    return torch.compiler.is_compiling() or (mask.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
@@ -83,61 +119,18 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
         raise NotImplementedError("attune: cache is given; the paged cache of continuous batching is not supported")
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     fields: dict[str, Any] = {"softmax_scale": scaling, "softcap": softcap, "sinks": s_aux}
-    if attention_mask is None:
-        fields["causal"] = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    noted = None if attention_mask is None or position_bias is not None else _noted(attention_mask, k.shape[1])
+    if attention_mask is None or noted is not None:
+        fields.update(noted or {"causal": getattr(module, "is_causal", True) if is_causal is None else is_causal})
         if sliding_window is not None:
             fields["window_left"] = sliding_window - 1
             if not fields["causal"]:
                 fields["window_right"] = sliding_window - 1
     elif attention_mask.dtype == torch.bool:
-        fields["mask_bits"] = _bits(attention_mask, k.shape[1], q.shape[0])
+        # A bias belongs to positions, which lengths would move.
+        fields.update(torch_masks.hiding(attention_mask, q.shape[1], k.shape[1], q.shape[0], position_bias is None))
     else:
         position_bias = attention_mask if position_bias is None else position_bias + attention_mask
-    if position_bias is None:
-        return attune.attention(q, k, v, **fields), None
-    return _with_bias(q, k, v, position_bias[..., : k.shape[1]], fields), None
-
-
-def _bits(mask: torch.Tensor, keys: int, batch: int) -> torch.Tensor:
-    """bool [batch or 1, heads or 1, rows, keys or more] -> uint8 [batch * rows, bytes] or [batch * rows, heads, bytes].
-
-    The layers of a step share a mask, so its bits are kept with it as long as it does not change.
-    """
-    keep = not (_recorded(mask) or mask.is_inference())  # tensors of inference mode do not tell of changes
-    if keep:
-        state, bits = getattr(mask, "_attune_bits", (None, None))
-        if state == (mask._version, keys, batch):
-            return bits
-    weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=mask.device)
-    padded = torch.nn.functional.pad(mask[..., :keys], (0, -keys % 8)).unflatten(-1, (-1, 8))
-    packed = (padded * weights).sum(-1, dtype=torch.uint8).expand(batch, -1, -1, -1)
-    bits = packed.transpose(1, 2).flatten(0, 1)  # [batch * rows, heads or 1, bytes]
-    bits = bits.squeeze(1) if bits.shape[1] == 1 else bits
-    if keep:
-        mask._attune_bits = ((mask._version, keys, batch), bits)
-    return bits
-
-
-def _with_bias(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, fields: dict[str, Any]) -> torch.Tensor:
-    """Adds bias [batch or 1, heads or 1, rows, keys]. attune's has no batch, and a row for every position up to the last key."""
-    rows, keys = q.shape[1], k.shape[1]
-    if rows > keys:  # more queries than keys: keys that nobody sees come first
-        front = rows - keys
-        k, v = (torch.nn.functional.pad(x, (0, 0, 0, 0, front, 0)) for x in (k, v))
-        bias = torch.nn.functional.pad(bias, (front, 0), value=float("-inf"))
-        if "mask_bits" in fields:
-            fields["mask_start"] = torch.full((q.shape[0],), front, dtype=torch.int32, device=q.device)
-    elif rows == 1:
-        bias = bias.expand(-1, -1, keys, -1)
-    elif rows < keys:
-        bias = torch.nn.functional.pad(bias, (0, 0, keys - rows, 0))
-    if bias.shape[0] == 1:
-        return attune.attention(q, k, v, bias=bias[0], **fields)
-    outs = []
-    bits, starts = fields.pop("mask_bits", None), fields.pop("mask_start", None)
-    for b in range(q.shape[0]):
-        one = {} if bits is None else {"mask_bits": bits.unflatten(0, (-1, rows))[b]}
-        if starts is not None:
-            one["mask_start"] = starts[b : b + 1]
-        outs.append(attune.attention(q[b : b + 1], k[b : b + 1], v[b : b + 1], bias=bias[b], **one, **fields))
-    return torch.cat(outs)
+    if position_bias is not None:
+        q, k, v = torch_masks.with_bias(q, k, v, position_bias[..., : k.shape[1]], fields)
+    return torch_masks.attend(q, k, v, fields), None

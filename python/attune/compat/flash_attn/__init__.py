@@ -14,36 +14,48 @@ import torch
 
 import attune
 
-from .._shared import INFINITY, empty_rows_to, lse_heads_first, refuse, wants_gradients, window
+from .._shared import INFINITY, empty_rows_to, lse_heads_first, refuse, suggesting, wants_gradients, window
 
 __version__ = "2.8.4"
 
 
 def _score_fields(function: str, dropout_p: float, softmax_scale: float | None, causal: bool, window_size: Any, softcap: float,
-                  alibi_slopes: torch.Tensor | None) -> dict[str, Any]:
+                  alibi_slopes: torch.Tensor | None, most: int) -> dict[str, Any]:
+    """most: queries or keys of a sequence."""
     if dropout_p:
         refuse(function, "dropout_p", f"is {dropout_p}; dropout is not supported")
     fields: dict[str, Any] = {"softmax_scale": softmax_scale, "causal": causal, "softcap": softcap or None, **window(window_size)}
     if alibi_slopes is not None:
-        if not causal and fields.get("window_right") != 0:
-            refuse(function, "alibi_slopes", "without causal: a distance to later keys is signed here, and absolute there")
-        fields["alibi_slopes"] = alibi_slopes
+        if causal or fields.get("window_right") == 0:
+            fields["alibi_slopes"] = alibi_slopes
+        else:
+            fields.update(_absolute_alibi(function, alibi_slopes, most))
     return fields
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, want_lse: bool,
-            fields: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _absolute_alibi(function: str, slopes: torch.Tensor, most: int) -> dict[str, Any]:
+    """-slope * |distance|, as a T5 table with a bucket for each distance: alibi_slopes themselves raise keys that are later."""
+    if slopes.dim() == 2 and slopes.shape[0] > 1:
+        refuse(function, "alibi_slopes", f"has shape {list(slopes.shape)} without causal; [num_heads] is supported there")
+    one_direction = slopes.reshape(-1, 1) * -torch.arange(2 * most, dtype=torch.float32, device=slopes.device)
+    return {"t5_bias": torch.cat([one_direction, one_direction], dim=1), "t5_bidirectional": True, "t5_max_distance": most + 1}
+
+
+def attend(q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, want_lse: bool, fields: dict[str, Any],
+            empty_rows: float | None = INFINITY) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """empty_rows: lse of a row that sees nothing; None: as it is."""
     if not want_lse:
         return attune.attention(q, k, v, **fields), None
     if wants_gradients(q, k, v):  # a differentiable call makes its outputs
         out, lse = attune.attention(q, k, v, return_lse=True, **fields)
         lse = lse.transpose(-1, -2)
-        return out, lse.masked_fill(lse.isneginf(), INFINITY)
+        return out, lse if empty_rows is None else lse.masked_fill(lse.isneginf(), empty_rows)
     lse, rows = lse_heads_first(q)
     out, _ = attune.attention(q, k, v, lse=rows, **fields)
-    return out, empty_rows_to(INFINITY, lse)
+    return out, lse if empty_rows is None else empty_rows_to(empty_rows, lse)
 
 
+@suggesting
 def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0,
                     softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
                     softcap: float = 0.0, alibi_slopes: torch.Tensor | None = None, deterministic: bool = False,
@@ -52,8 +64,9 @@ def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p
 
     Returns out, or (out, lse, None) with return_attn_probs: the probabilities are not kept.
     """
-    fields = _score_fields("flash_attn_func", dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    out, lse = _attend(q, k, v, return_attn_probs, fields)
+    fields = _score_fields("flash_attn_func", dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                           max(q.shape[1], k.shape[1]))
+    out, lse = attend(q, k, v, return_attn_probs, fields)
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -67,6 +80,7 @@ def flash_attn_qkvpacked_func(qkv: torch.Tensor, *args: Any, **kwargs: Any) -> A
     return flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], *args, **kwargs)
 
 
+@suggesting
 def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor,
                            cu_seqlens_k: torch.Tensor, max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = 0.0,
                            softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
@@ -76,14 +90,15 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu
 
     Returns out, or (out, lse [num_heads, total_q], None) with return_attn_probs.
     """
-    fields = _score_fields("flash_attn_varlen_func", dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    fields = _score_fields("flash_attn_varlen_func", dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                           max(int(max_seqlen_q), int(max_seqlen_k)))
     fields.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=int(max_seqlen_q))
     if block_table is None:
         fields.update(cu_seqlens_kv=cu_seqlens_k, max_seqlen_kv=int(max_seqlen_k))
-        out, lse = _attend(q, k, v, return_attn_probs, fields)
+        out, lse = attend(q, k, v, return_attn_probs, fields)
     else:
         fields.update(cache=attune.KVCache(k, v, page_table=block_table), seqused_kv=cu_seqlens_k.diff())
-        out, lse = _attend(q, None, None, return_attn_probs, fields)
+        out, lse = attend(q, None, None, return_attn_probs, fields)
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -98,6 +113,7 @@ def flash_attn_varlen_qkvpacked_func(qkv: torch.Tensor, cu_seqlens: torch.Tensor
     return flash_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **kwargs)
 
 
+@suggesting
 def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor | None = None,
                             v: torch.Tensor | None = None, rotary_cos: torch.Tensor | None = None,
                             rotary_sin: torch.Tensor | None = None, cache_seqlens: int | torch.Tensor | None = None,
@@ -112,23 +128,42 @@ def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: tor
         q: [batch, seqlen_q, num_heads, d]. k_cache, v_cache: [rows, capacity, num_heads_kv, d], or with block_table
             [pages, page_size, num_heads_kv, d]. k, v: [batch, seqlen_new, num_heads_kv, d].
         rotary_cos, rotary_sin: [positions, rotary_dim / 2]. cache_seqlens: int or int32 [batch], without the new tokens; None: the
-            whole cache. cache_batch_idx: int32 [batch], rows of the cache.
+            whole cache. cache_batch_idx: int32 [batch], rows of the cache. cache_leftpad: int32 [batch], slots in front of each
+            sequence that hold none of its keys; cache_seqlens counts them, and rotary positions do, too.
 
     Returns:
         out, or (out, lse [batch, num_heads, seqlen_q]) with return_softmax_lse.
     """
-    function = "flash_attn_with_kvcache"
-    if cache_leftpad is not None:
-        refuse(function, "cache_leftpad", "is given; caches start at slot 0 here")
-    fields = _score_fields(function, 0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    cache = attune.KVCache(k_cache, v_cache, page_table=block_table, batch_index=cache_batch_idx)
+    fields = _score_fields("flash_attn_with_kvcache", 0.0, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                           q.shape[1] + capacity(cache))
+    out, lse = attend_to_cache(q, k, v, cache, cache_seqlens, cache_leftpad, rotary_cos, rotary_sin, rotary_interleaved, window_size,
+                               return_softmax_lse, fields)
+    return (out, lse) if return_softmax_lse else out
+
+
+def capacity(cache: attune.KVCache) -> int:
+    """Most tokens of a sequence in a cache."""
+    k: Any = cache.k
+    table: Any = cache.page_table
+    return k.shape[1] * (1 if table is None else table.shape[1])
+
+
+def attend_to_cache(q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, cache: attune.KVCache,
+                    cache_seqlens: int | torch.Tensor | None, cache_leftpad: torch.Tensor | None, rotary_cos: torch.Tensor | None,
+                    rotary_sin: torch.Tensor | None, rotary_interleaved: bool, window_size: Any, want_lse: bool,
+                    fields: dict[str, Any], rope_offset: int = 0,
+                    empty_rows: float | None = INFINITY) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What both versions' flash_attn_with_kvcache do; k and v are None or [batch, seqlen_new, ...], q is [batch, seqlen_q, ...]."""
     batch, seqlen_q = q.shape[:2]
     if not isinstance(cache_seqlens, torch.Tensor):
         if cache_seqlens is None and k is not None:
             raise ValueError("cache_seqlens is None; it must say where k and v go")
-        whole = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
-        cache_seqlens = torch.full((batch,), whole if cache_seqlens is None else cache_seqlens, dtype=torch.int32, device=q.device)
-    cache = attune.KVCache(k_cache, v_cache, page_table=block_table, batch_index=cache_batch_idx)
+        count = capacity(cache) if cache_seqlens is None else cache_seqlens
+        cache_seqlens = torch.full((batch,), count, dtype=torch.int32, device=q.device)
     fields.update(cache=cache, seqused_kv=cache_seqlens)
+    if cache_leftpad is not None:
+        fields["mask_bits"] = _from_leftpad(cache_leftpad, capacity(cache), seqlen_q)
 
     if k is None:
         if rotary_cos is not None:
@@ -140,16 +175,23 @@ def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: tor
                 raise ValueError("rotary_sin is None, and rotary_cos is given")
             prologue.rope_cos_sin = _cos_sin(rotary_cos, rotary_sin)
             prologue.rope_interleaved = rotary_interleaved
+            prologue.rope_offset = rope_offset
         # Without a mask all queries turn by the position of the first, the keys by their own.
-        one_position = prologue.rope_cos_sin is not None and not causal and tuple(window_size) == (-1, -1) and seqlen_q > 1
+        one_position = (prologue.rope_cos_sin is not None and not fields["causal"] and tuple(window_size) == (-1, -1) and seqlen_q > 1)
         if k.shape[1] == seqlen_q and not one_position:
             fields["prologue"] = prologue
         else:
             q = _append_first(q, k, v, cache, cache_seqlens, prologue, one_position)
             fields["seqused_kv"] = cache_seqlens + k.shape[1]
             k = v = None
-    out, lse = _attend(q, k, v, return_softmax_lse, fields)
-    return (out, lse) if return_softmax_lse else out
+    return attend(q, k, v, want_lse, fields, empty_rows)
+
+
+def _from_leftpad(leftpad: torch.Tensor, keys: int, rows: int) -> torch.Tensor:
+    """mask_bits [batch * rows, bytes] that hide the keys before leftpad [batch]."""
+    first = torch.arange(0, keys, 8, dtype=torch.int32, device=leftpad.device)  # of each byte
+    hidden = (leftpad[:, None] - first).clamp(0, 8)
+    return ((255 << hidden) & 255).to(torch.uint8)[:, None].expand(-1, rows, -1).flatten(0, 1)
 
 
 def _append_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, cache: attune.KVCache, cache_seqlens: torch.Tensor,
@@ -160,7 +202,7 @@ def _append_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, cach
         return q
     steps = torch.arange(q.shape[1], dtype=torch.int32, device=q.device) * (not one_position)
     turn = attune.Prologue(rope_cos_sin=prologue.rope_cos_sin, rope_interleaved=prologue.rope_interleaved,
-                           positions=(cache_seqlens[:, None] + steps).reshape(-1))
+                           rope_offset=prologue.rope_offset, positions=(cache_seqlens[:, None] + steps).reshape(-1))
     return attune.qkv_prepare(q, prologue=turn)[0]
 
 

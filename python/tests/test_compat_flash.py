@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FlashAttention's calls beyond plain attention: distances in both directions, padding in front, qv and descales, in float64."""
+
+import re
+
+import pytest
+
+from places import TABLE, Here, everywhere, exact, ints, paged, rand, randn, start, torch  # noqa: F401
+
+from attune.compat import flash_attn, flash_attn_interface as flash_attn_3
+from compare import COMPUTE, dtype_name
+
+
+def plain(q, k, v, scale=None, causal=False, window=(-1, -1), slopes=None, begin=0):
+    """(out, lse) of one sequence, [tokens, heads, d], in float64. Keys before begin are not there."""
+    q, k, v = (torch.from_numpy(exact(x)).double() for x in (q, k, v))
+    rows, keys, group = len(q), len(k), q.shape[1] // k.shape[1]
+    scores = torch.einsum("ihd,jhd->hij", q, k.repeat_interleave(group, 1)) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    place, key = torch.arange(keys - rows, keys)[:, None], torch.arange(keys)
+    if slopes is not None:
+        scores -= slopes.cpu().double()[:, None, None] * (place - key).abs()
+    hidden = key < begin
+    if causal:
+        hidden = hidden | (key > place)
+    if window[0] >= 0:
+        hidden = hidden | (key < place - window[0])
+    if window[1] >= 0:
+        hidden = hidden | (key > place + window[1])
+    scores = scores.masked_fill(hidden, -torch.inf)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse[..., None]).exp().nan_to_num()
+    return torch.einsum("hij,jhd->ihd", weights, v.repeat_interleave(group, 1)), lse
+
+
+def assert_same(got, want, factor=4):
+    bound = factor * COMPUTE[dtype_name(torch.empty(0, dtype=Here.dtype))]
+    torch.testing.assert_close(got.detach().double().cpu(), want, rtol=bound, atol=bound)
+
+
+# ------------------------------------------------------------------------------------------------------ ALiBi
+
+
+@pytest.mark.parametrize("rows, keys", [(7, 7), (5, 9), (9, 5), (1, 40)])
+@pytest.mark.parametrize("options", [{}, {"window_size": (3, 2)}, {"window_size": (-1, 4)}, {"causal": True}])
+@everywhere
+def test_alibi_is_of_absolute_distances(rows, keys, options):
+    q, k, v, slopes = randn(2, rows, 4, 16), randn(2, keys, 2, 16), randn(2, keys, 2, 16), rand(4)
+    out = flash_attn.flash_attn_func(q, k, v, alibi_slopes=slopes, **options)
+    for b in range(2):
+        want, _ = plain(q[b], k[b], v[b], causal=options.get("causal", False), window=options.get("window_size", (-1, -1)), slopes=slopes)
+        assert_same(out[b], want)
+    one = flash_attn.flash_attn_func(q[:1], k[:1], v[:1], alibi_slopes=slopes[None], **options)
+    assert_same(one[0], plain(q[0], k[0], v[0], causal=options.get("causal", False), window=options.get("window_size", (-1, -1)),
+                              slopes=slopes)[0])
+
+
+@everywhere
+def test_alibi_of_ragged_sequences_and_caches():
+    q, k, v, slopes = randn(9, 4, 16), randn(13, 2, 16), randn(13, 2, 16), rand(4)
+    out = flash_attn.flash_attn_varlen_func(q, k, v, ints(0, 4, 9), ints(0, 3, 13), 5, 10, alibi_slopes=slopes)
+    assert_same(out, torch.cat([plain(q[:4], k[:3], v[:3], slopes=slopes)[0], plain(q[4:], k[3:], v[3:], slopes=slopes)[0]]))
+    q, (k_cache, v_cache) = randn(2, 3, 4, 16), paged(2, 9, 2, 16)
+    out = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=ints(9, 4), alibi_slopes=slopes)
+    for b, n in enumerate((9, 4)):
+        assert_same(out[b], plain(q[b], k_cache[b, :n], v_cache[b, :n], slopes=slopes)[0])
+
+
+def test_alibi_has_gradients():
+    q, k, v = (torch.randn(1, 6, 2, 16).requires_grad_() for _ in range(3))
+    slopes = torch.tensor([0.5, 0.1])
+    out = flash_attn.flash_attn_func(q, k, v, alibi_slopes=slopes)
+    bias = -slopes[:, None, None] * (torch.arange(6)[:, None] - torch.arange(6)).abs()
+    want = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=bias)
+    for got, wanted in zip(torch.autograd.grad(out.square().sum(), (q, k, v)), torch.autograd.grad(want.square().sum(), (q, k, v))):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------------ padding in front
+
+
+@pytest.mark.parametrize("table", [None, TABLE])
+@pytest.mark.parametrize("options", [{"causal": True}, {"causal": False}, {"causal": True, "window_size": (6, 0)}])
+@everywhere
+def test_cache_leftpad(options, table):
+    used, begin = [40, 17], [13, 17]  # the second sequence is empty
+    q, (k_cache, v_cache) = randn(2, 3, 4, 32), paged(*((6, 16) if table else (2, 48)), 2, 32)
+    paging = {} if table is None else {"block_table": ints(*table)}
+    for module in (flash_attn, flash_attn_3):
+        if module is flash_attn_3 and table is not None:
+            paging = {"page_table": paging["block_table"]}
+        out, lse = module.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=ints(*used), cache_leftpad=ints(*begin),
+                                                  return_softmax_lse=True, **options, **paging)
+        for b in range(2):
+            k, v = (x[b] if table is None else x[torch.tensor(table[b][:3]).clamp(max=5)].flatten(0, 1) for x in (k_cache, v_cache))
+            want, want_lse = plain(q[b], k[:used[b]], v[:used[b]], causal=options["causal"],
+                                   window=options.get("window_size", (-1, -1)), begin=begin[b])
+            assert_same(out[b], want)
+            empty = torch.inf if module is flash_attn else -torch.inf
+            assert_same(lse[b], want_lse.masked_fill(want_lse.isneginf(), empty), factor=16)
+
+
+@everywhere
+def test_cache_leftpad_and_new_tokens():
+    q, k, v = randn(2, 2, 4, 16), randn(2, 2, 2, 16), randn(2, 2, 2, 16)
+    k_cache, v_cache = paged(2, 24, 2, 16)
+    out = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=ints(11, 20), cache_leftpad=ints(3, 20), causal=True)
+    for b, (n, begin) in enumerate(((11, 3), (20, 20))):
+        assert torch.equal(k_cache[b, n : n + 2], k[b]) and torch.equal(v_cache[b, n : n + 2], v[b])
+        assert_same(out[b], plain(q[b], k_cache[b, : n + 2], v_cache[b, : n + 2], causal=True, begin=begin)[0])
+
+
+# -------------------------------------------------------------------------------------------------------------- version 3
+
+
+@everywhere
+def test_version_3_functions():
+    q, k, v = randn(2, 5, 4, 16), randn(2, 7, 2, 16), randn(2, 7, 2, 32)
+    out, lse = flash_attn_3.flash_attn_func(q, k, v, None, True, window_size=(4, 0), return_attn_probs=True)
+    for b in range(2):
+        want, want_lse = plain(q[b], k[b], v[b], causal=True, window=(4, 0))
+        assert_same(out[b], want)
+        assert_same(lse[b], want_lse, factor=16)
+    flat = [x.flatten(0, 1) for x in (q, k, v)]
+    ragged, lse = flash_attn_3.flash_attn_varlen_func(*flat, ints(0, 5, 10), ints(0, 7, 14), 5, 7, seqused_k=ints(7, 2), causal=True,
+                                                      return_attn_probs=True)
+    want, want_lse = plain(q[1], k[1, :2], v[1, :2], causal=True)
+    assert_same(ragged[5:], want)
+    assert_same(lse[:, 5:], want_lse, factor=16)
+    pages = paged(6, 16, 2, 16)
+    out = flash_attn_3.flash_attn_with_kvcache(flat[0], *pages, cache_seqlens=ints(40, 17), page_table=ints(*TABLE), causal=True,
+                                               cu_seqlens_q=ints(0, 5, 10), max_seqlen_q=5)
+    keys, values = (x[[0, 3]].flatten(0, 1)[:17] for x in pages)
+    assert_same(out[5:], plain(q[1], keys, values, causal=True)[0])
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+@everywhere
+def test_qv_over_a_latent_cache(rotary):
+    """MLA: 64 rotary channels beside 512 of the latent, which are the values."""
+    q, qv, latent = randn(2, 2, 4, 64) / 8, randn(2, 2, 4, 512) / 8, randn(6, 16, 1, 576)
+    k_cache, v_cache = latent[..., 512:], latent[..., :512]
+    used, options, new = [30, 11], {}, 0
+    if rotary:
+        new, k, v = 2, randn(2, 2, 1, 64), randn(2, 2, 1, 512)
+        angles = rand(64, 32) * 6
+        options = {"k": k, "v": v, "rotary_cos": angles.cos(), "rotary_sin": angles.sin(), "rotary_interleaved": False}
+    out = flash_attn_3.flash_attn_with_kvcache(q, k_cache, v_cache, qv=qv, cache_seqlens=ints(*used), page_table=ints(*TABLE), causal=True,
+                                               **options)
+    assert out.shape == (2, 2, 4, 512)
+    for b, n in enumerate(used):
+        rows = latent[torch.tensor(TABLE[b]).clamp(max=5)].flatten(0, 1)[: n + new]
+        turned = q[b]
+        if rotary:
+            assert torch.equal(rows[n:, :, :512], v[b])
+            cos, sin = (x[n : n + 2, None].to(q.dtype) for x in (angles.cos(), angles.sin()))
+            turned = torch.cat([q[b, ..., :32] * cos - q[b, ..., 32:] * sin, q[b, ..., 32:] * cos + q[b, ..., :32] * sin], dim=-1)
+            near = torch.cat([k[b, ..., :32] * cos - k[b, ..., 32:] * sin, k[b, ..., 32:] * cos + k[b, ..., :32] * sin], dim=-1)
+            assert_same(rows[n:, :, 512:], near.double().cpu())
+        assert_same(out[b], plain(torch.cat([qv[b], turned], -1), rows, rows[..., :512], causal=True)[0], factor=8)
+
+
+@everywhere
+def test_qv_over_dense_keys():
+    q, qv, k, v = randn(2, 5, 4, 16), randn(2, 5, 4, 32), randn(2, 7, 2, 16), randn(2, 7, 2, 32)
+    out = flash_attn_3.flash_attn_func(q, k, v, qv=qv, softmax_scale=0.1)
+    for b in range(2):
+        assert_same(out[b], plain(torch.cat([qv[b], q[b]], -1), torch.cat([v[b], k[b]], -1), v[b], scale=0.1)[0])
+
+
+E4M3 = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize("with_q", [False, True])
+@everywhere
+def test_descales_of_each_head(with_q):
+    """Of a cache's KV heads, and of the queries that read them."""
+    q, k_cache, v_cache = randn(2, 2, 4, 32), *(x.to(E4M3) for x in paged(6, 16, 2, 32))
+    q_scale, k_scale, v_scale = (rand(1, 2) + 0.5 for _ in range(3))
+    codes = q.to(E4M3) if with_q else q
+    out = flash_attn_3.flash_attn_with_kvcache(codes, k_cache, v_cache, cache_seqlens=ints(40, 17), page_table=ints(*TABLE), causal=True,
+                                               q_descale=q_scale.expand(2, 2), k_descale=k_scale.expand(2, 2), v_descale=v_scale.expand(2, 2))
+    assert out.dtype == (torch.bfloat16 if with_q else q.dtype)
+    queries = codes.float() * q_scale.repeat_interleave(2, 1)[..., None] if with_q else q
+    for b, n in enumerate((40, 17)):
+        k, v = (x.float()[torch.tensor(TABLE[b]).clamp(max=5)].flatten(0, 1)[:n] * scale[0, :, None]
+                for x, scale in ((k_cache, k_scale), (v_cache, v_scale)))
+        bound = 4 * COMPUTE["bfloat16"] if with_q else 4 * COMPUTE[dtype_name(q)]
+        torch.testing.assert_close(out[b].double().cpu(), plain(queries[b], k, v, causal=True)[0], rtol=bound, atol=bound)
+
+
+@everywhere
+def test_descales_of_dense_codes():
+    q, k, v = (randn(2, n, heads, 32).to(E4M3) for n, heads in ((5, 4), (7, 2), (7, 2)))
+    scales = [torch.tensor(x, device=q.device).expand(2, 2) for x in (0.5, 2.0, 1.5)]
+    out = flash_attn_3.flash_attn_func(q, k, v, causal=True, q_descale=scales[0], k_descale=scales[1], v_descale=scales[2])
+    assert out.dtype == torch.bfloat16
+    for b in range(2):
+        want = plain(q[b].float() * 0.5, k[b].float() * 2, v[b].float() * 1.5, causal=True)[0]
+        bound = 4 * COMPUTE["bfloat16"] if Here.device == "cpu" else 2**-3
+        torch.testing.assert_close(out[b].double().cpu(), want, rtol=bound, atol=bound)
+
+
+def test_refusals():
+    x, codes = torch.randn(2, 4, 2, 16), torch.randn(2, 4, 2, 16).to(E4M3)
+    rows = torch.rand(2, 2)
+    with_cache, dense = flash_attn_3.flash_attn_with_kvcache, flash_attn_3.flash_attn_func
+    for function, arguments, options, message in [
+        (dense, (x, x, x), {"attention_chunk": 4}, "flash_attn_func: attention_chunk is 4; 0 is supported"),
+        (dense, (codes, codes, codes), {"k_descale": rows}, r"flash_attn_func: k_descale has shape \[2, 2\]; dense keys take one number"),
+        (with_cache, (codes, codes, codes), {"v_descale": rows}, r"v_descale has shape \[2, 2\] and a row for each sequence; one for all"),
+        (with_cache, (codes, codes, codes, codes, codes), {"cache_seqlens": 1}, "k is given, and q or k is float8_e4m3fn"),
+        (with_cache, (x, x, x), {"qv": x}, "qv is given, and k_cache and v_cache are no columns of one cache: rows of 32 that hold v, then k"),
+        (with_cache, (x, x, x), {"rotary_seqlens": rows}, "rotary_seqlens is given"),
+        (with_cache, (x, x, x), {"cu_seqlens_q": rows}, "cu_seqlens_q goes with a tensor of cache_seqlens"),
+        (flash_attn_3.flash_attn_varlen_func, (x, x, x, x, x, 1, 1), {"seqused_q": x}, "seqused_q is given"),
+    ]:
+        with pytest.raises(NotImplementedError, match=message):
+            function(*arguments, **options)
+
+
+def test_names_that_are_near_are_suggested():
+    x = torch.randn(1, 4, 2, 16)
+    for module in (flash_attn, flash_attn_3):
+        for given, message in (("softmax_scal", "flash_attn_func: 'softmax_scal' is not an argument of this operation; did you mean softmax_scale?"),
+                               ("attn_mask", "; did you mean attune.sdpa, which has attn_mask?"), ("zzz", "of this operation$")):
+            with pytest.raises(TypeError, match=message if given == "zzz" else re.escape(message)):
+                module.flash_attn_func(x, x, x, **{given: 1.0})
