@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attune as an attention backend of vLLM: `vllm serve MODEL --attention-backend ATTUNE`.
+
+vLLM finds `register` by the entry point group "vllm.general_plugins" and calls it in each of its processes. docs/vllm.md has what
+is covered.
+"""
+
+from __future__ import annotations
+
+KNOWN_VERSIONS = ("0.31", "0.32", "0.33")  # minors of vLLM whose own classes python/tests/vllm drive
+
+
+def register() -> None:
+    """Adds the backend, under the name that `backend_name` gives. May be called more than once."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    path = f"{__name__}.backend.AttuneBackend"
+    name = backend_name()
+    if name == "CUSTOM":
+        register_backend(AttentionBackendEnum.CUSTOM, path)
+    elif name not in AttentionBackendEnum.__members__:
+        register_backend(name, path)
+
+
+def backend_name() -> str:
+    """"ATTUNE"; "CUSTOM" for vLLM 0.31, whose registry takes no new names."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    return "ATTUNE" if hasattr(AttentionBackendEnum, "register") else "CUSTOM"
+
+
+def unknown_version() -> str | None:
+    """Why this version of vLLM is refused, or None."""
+    import vllm
+
+    minor = ".".join(vllm.__version__.split(".")[:2])
+    if minor in KNOWN_VERSIONS:
+        return None
+    return f"vLLM {vllm.__version__} is not known to Attune: known are {', '.join(KNOWN_VERSIONS)}"
