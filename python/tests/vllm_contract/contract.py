@@ -232,6 +232,11 @@ def test_what_a_layer_refuses_when_it_is_made(options, reason):
         AttuneImpl(**{"num_heads": 8, "head_size": 64, "scale": 0.125, "num_kv_heads": 2, **options})
 
 
+def test_what_a_cache_refuses():
+    with pytest.raises(NotImplementedError, match="head_size_v=16 is not covered beside head_size=32.*DIFFKV"):
+        Engine([{"head_size_v": 16}])
+
+
 def test_what_the_builder_refuses():
     engine = Engine([{}])
     engine.step({"a": 1})

@@ -47,7 +47,10 @@ class AttuneBackend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
-        """Room for the scales of caches with one for each token and head."""
+        """Room for the scales of caches with one for each token and head. Called before there is a cache."""
+        if spec.head_size_v != spec.head_size:
+            raise NotImplementedError(f"ATTUNE: head_size_v={spec.head_size_v} is not covered beside head_size={spec.head_size}: "
+                                      "FLASH_ATTN_DIFFKV and TRITON_ATTN_DIFFKV are for it")
         if spec.state_content_bytes is not None or not spec.kv_quant_mode.is_per_token_head:
             return spec
         return replace(spec, state_content_bytes=kv_cache.content_bytes("int8_per_token_head", spec.head_size, spec.head_size_v))

@@ -19,7 +19,7 @@ def device() -> str | None:
     """Where the engine computes; None: on a GPU that this process has not opened, and that a question must not open."""
     if current_platform.device_type != "cuda":
         return "cpu"
-    return "cuda" if torch.cuda.is_initialized() else None
+    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_initialized() else None
 
 
 def refusal(*, num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None,

@@ -45,9 +45,9 @@ class AttuneImpl(AttentionImpl[AttuneMetadata]):
             self.fields["softcap"] = float(logits_soft_cap)
         if use_alibi_sqrt and alibi_slopes is not None:
             self.fields["alibi_sqrt"] = True
-        # Layers of the same kind share plans and schedules.
-        self.kind = (num_heads, self.num_kv_heads, head_size, self.dtype, kv_cache_dtype, sinks is not None,
-                     alibi_slopes is not None, *sorted(self.fields.items()), None)  # at last, the shape of scales
+        self._made_with = (num_heads, self.num_kv_heads, head_size, self.dtype, kv_cache_dtype, sinks is not None,
+                           alibi_slopes is not None, self.fields)
+        self.kind = ""  # layers of the same kind share plans and schedules; known when there is a cache
 
         refused = coverage.refusal(num_heads=num_heads, num_kv_heads=self.num_kv_heads, head_size=head_size, dtype=self.dtype,
                                    kv_cache_dtype=kv_cache_dtype, block_size=None, sinks=sinks is not None,
@@ -61,7 +61,7 @@ class AttuneImpl(AttentionImpl[AttuneMetadata]):
         made = views.get(self)
         if made is None:
             made = views[self] = caches.view(kv_cache, self.kv_cache_dtype, self.head_size, layer)
-            self.kind = (*self.kind[:-1], getattr(made.k_scale, "shape", None))
+            self.kind = repr((self._made_with, getattr(made.k_scale, "shape", None)))
         return made
 
     def do_kv_cache_update(self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,

@@ -32,7 +32,8 @@ class AttuneMetadata(AttentionMetadata):
     block_table: torch.Tensor  # int32 [num_reqs, blocks]
     slot_mapping: torch.Tensor  # int64 [tokens]
     plans: Plans
-    scheduled_by: dict[Any, AttuneImpl] = field(default_factory=dict)  # by the kind of a layer: the one that runs first
+    # By the kind of a layer: the layer that ran first, and the plan of all of them.
+    scheduled: dict[str, tuple[AttuneImpl, attune.Plan]] = field(default_factory=dict)
 
     def plan(self, impl: AttuneImpl, cache: attune.KVCache) -> attune.Plan:
         return self.plans.find(impl, cache, self.query_start_loc is None, self.num_actual_tokens, self.num_reqs,
@@ -44,9 +45,12 @@ class AttuneMetadata(AttentionMetadata):
         The schedule is a kernel beside that layer's: in a captured graph it is part of the graph, and is made anew from the
         lengths of each replay. A layer that comes round again, as in a capture after a warm-up, makes it again.
         """
-        plan = self.plan(impl, cache)
+        found = self.scheduled.get(impl.kind)
+        if found is None:
+            found = self.scheduled[impl.kind] = impl, self.plan(impl, cache)
+        first, plan = found
         cache.page_table = self.block_table
-        run = plan.run if self.scheduled_by.setdefault(impl.kind, impl) is impl else plan.run_scheduled
+        run = plan.run if first is impl else plan.run_scheduled
         run(q=q, cache=cache, out=out, seqused_kv=self.seq_lens, cu_seqlens_q=self.query_start_loc, sinks=impl.sinks,
             alibi_slopes=impl.alibi_slopes)
 
@@ -65,9 +69,9 @@ class AttuneMetadataBuilder(AttentionMetadataBuilder[AttuneMetadata]):
         common = common_attn_metadata
         if common.causal is not True:
             raise NotImplementedError("ATTUNE: causal is not True; only causal attention is covered")
-        if common.mm_req_doc_ranges or common.rswa_prefix_lens is not None:
-            field = "mm_req_doc_ranges" if common.mm_req_doc_ranges else "rswa_prefix_lens"
-            raise NotImplementedError(f"ATTUNE: {field} is given; such masks are not covered")
+        for name in ("mm_req_doc_ranges", "rswa_prefix_lens"):
+            if getattr(common, name) is not None:
+                raise NotImplementedError(f"ATTUNE: {name} is given; such masks are not covered")
         reqs = common.num_reqs
         decode = common.max_query_len == 1 and common.num_actual_tokens == reqs
         made = AttuneMetadata(
@@ -86,7 +90,7 @@ class AttuneMetadataBuilder(AttentionMetadataBuilder[AttuneMetadata]):
         if self._one_of_each is None:
             from .impl import AttuneImpl
 
-            found: dict[Any, tuple[Any, AttuneImpl]] = {}
+            found: dict[str, tuple[Any, AttuneImpl]] = {}
             for layer in get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase, self.layer_names).values():
                 if layer.kv_cache.numel() == 0:
                     return []

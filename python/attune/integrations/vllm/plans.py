@@ -25,7 +25,7 @@ class Plans:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._plans: dict[tuple[Any, ...], attune.Plan] = {}
-        self._workspaces: dict[Any, torch.Tensor] = {}
+        self._workspaces: dict[str, torch.Tensor] = {}
 
     def find(self, impl: AttuneImpl, cache: attune.KVCache, decode: bool, num_tokens: int, num_reqs: int, max_query_len: int,
              max_seq_len: int, pages: int) -> attune.Plan:
@@ -60,7 +60,7 @@ class Plans:
         size = attune.Plan(**fields).workspace_size
         return attune.Plan(**fields, workspace=self._workspace(impl.kind, size))
 
-    def _workspace(self, kind: Any, size: int) -> torch.Tensor:
+    def _workspace(self, kind: str, size: int) -> torch.Tensor:
         """The workspace of that kind of layer, grown where it is too small: plans that are there keep the one they have."""
         workspace = self._workspaces.get(kind)
         if workspace is None or workspace.numel() < size:
