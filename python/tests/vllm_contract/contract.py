@@ -84,6 +84,10 @@ def test_eight_bit_caches(kv_cache_dtype, layout):
     serve(engine)
 
 
+def test_a_layer_that_reads_the_cache_of_another():
+    serve(Engine([{}, {"kv_sharing_target_layer_name": "model.layers.0.attn"}]))
+
+
 def test_scales_of_heads():
     engine = Engine([{}, {}], kv_cache_dtype="fp8", dtype=torch.bfloat16)
     engine.layers[1]._k_scale, engine.layers[1]._v_scale = torch.tensor([0.01, 0.04]), torch.tensor([0.05, 0.02])

@@ -29,6 +29,11 @@ CPU = torch.device("cpu")
 PAD_SLOT = -1
 
 
+def owner(layer):
+    """The layer whose cache it reads."""
+    return layer.kv_sharing_target_layer_name or layer.layer_name
+
+
 class Engine:
     """layers: keyword arguments of vLLM's Attention, one dict each; a group of cache for all of them."""
 
@@ -64,8 +69,8 @@ class Engine:
         self.groups, self.graphs, sizes = init_attn_backend(self.cache_config, self.config, CPU)
         caches = allocate_kv_cache(self.cache_config, CPU, self.config.cache_config.get_resolved_kv_cache_layout(), sizes)
         next(iter(caches.values())).untyped_storage().fill_(0xFF)  # NaN: blocks that are not written must not be read
-        for name, cache in caches.items():
-            self.config.compilation_config.static_forward_context[name].bind_kv_cache(cache)
+        for layer in self.layers:
+            layer.bind_kv_cache(caches[owner(layer)])
         self.builder = self.groups[0][0].get_metadata_builder(0)
 
     def step(self, queries, *, pad_tokens=0, pad_reqs=0, max_query_len=None, capture=False):
@@ -116,8 +121,8 @@ class Engine:
         at = 0
         for request, count in self.queries.items():
             new = torch.stack([k, v], 1)[at : at + count].double()
-            old = self.given.get((request, layer.layer_name), new[:0])
-            self.given[request, layer.layer_name] = torch.cat([old, new])
+            if layer.kv_sharing_target_layer_name is None:
+                self.given[request, layer.layer_name] = torch.cat([self.given.get((request, layer.layer_name), new[:0]), new])
             at += count
 
     def stored(self, layer, request):
@@ -141,7 +146,7 @@ class Engine:
         options = self.options[self.layers.index(layer)]
         histories = [self.stored(layer, request).numpy() for request in self.queries]
         for request, history in zip(self.queries, histories):
-            given = self.given[request, layer.layer_name].numpy()
+            given = self.given[request, owner(layer)].numpy()
             # Half a step of the codes: of 8 bits, 2^-4 (e4m3), 2^-3 (e5m2) of a value or 2^-8 of the row's largest; else none.
             step = {"fp8": 2**-4, "fp8_e4m3": 2**-4, "fp8_e5m2": 2**-3, "fp8_per_token_head": 2**-4}.get(self.kv_cache_dtype, 0)
             row = 0.51 / 127 if self.kv_cache_dtype.startswith("int8") else 2**-9 if step else 0
