@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vllm_contract/contract.py under each version of vLLM that tools/fetch_vllm.py has fetched. vLLM is large and there is one of it in
+"""The contracts in vllm_contract/ under each version of vLLM that tools/fetch_vllm.py has fetched. vLLM is large and there is one of it in
 a process, so each has its own."""
 
 import os
@@ -29,7 +29,7 @@ def runs(tmp_path_factory):
         output = tmp_path_factory.mktemp(version) / "output"
         started[version] = subprocess.Popen(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", TESTS,
-             TESTS / "vllm_contract/contract.py"], stdout=output.open("w"), stderr=subprocess.STDOUT,
+             *sorted((TESTS / "vllm_contract").glob("contract*.py"))], stdout=output.open("w"), stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}), output
     yield started
     for process, _ in started.values():

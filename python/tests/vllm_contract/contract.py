@@ -138,7 +138,7 @@ def test_lengths_that_grow_in_place():
     engine.run({"a": 20, "b": 3})
     metadata = engine.step({"a": 1, "b": 1}, capture=True)
     for lengths in ((20, 3), (7, 2)):
-        metadata.seq_lens.copy_(torch.tensor(lengths))
+        metadata.step.seq_lens.copy_(torch.tensor(lengths))
         q = torch.randn(2, 8, 32)
         for layer in engine.layers:
             out = engine.forward(layer, q, None, None)  # no new keys: as after a fused kernel that wrote them
@@ -154,11 +154,11 @@ def test_a_graph_of_any_batch():
     engine.run({"a": 20, "b": 3, "c": 1, "d": 2})
     assert engine.groups[0][0].get_metadata_builder(0).get_cudagraph_support(engine.config, None) == AttentionCGSupport.ALWAYS
     mixed = engine.step({"a": 1, "b": 1, "c": 1, "d": 1}, max_query_len=4, capture=True)
-    assert mixed.query_start_loc is not None
-    captured = mixed.plan(engine.layers[0].impl, engine.layers[0].impl.cache(engine.layers[0], engine.layers[0].kv_cache))
+    assert mixed.step.query_start_loc is not None
+    captured = mixed.step.plan(engine.layers[0].impl, engine.layers[0].impl.cache(engine.layers[0], engine.layers[0].kv_cache))
     replayed = engine.step({"a": 4}, pad_reqs=3, max_query_len=4)
-    assert replayed.plan(engine.layers[0].impl, engine.layers[0].impl.cache(engine.layers[0], engine.layers[0].kv_cache)) is captured
-    assert engine.step({"a": 1, "b": 1}, capture=True).query_start_loc is None
+    assert replayed.step.plan(engine.layers[0].impl, engine.layers[0].impl.cache(engine.layers[0], engine.layers[0].kv_cache)) is captured
+    assert engine.step({"a": 1, "b": 1}, capture=True).step.query_start_loc is None
 
 
 def test_profiling_run():

@@ -31,7 +31,7 @@ PAD_SLOT = -1
 
 def owner(layer):
     """The layer whose cache it reads."""
-    return layer.kv_sharing_target_layer_name or layer.layer_name
+    return getattr(layer, "kv_sharing_target_layer_name", None) or layer.layer_name
 
 
 class Engine:

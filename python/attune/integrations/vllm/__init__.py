@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attune as an attention backend of vLLM: `vllm serve MODEL --attention-backend ATTUNE`.
+"""Attune as attention backends of vLLM: `vllm serve MODEL --attention-backend ATTUNE`, or ATTUNE_MLA.
 
 vLLM finds `register` by the entry point group "vllm.general_plugins" and calls it in each of its processes. docs/vllm.md has what
 is covered.
@@ -7,23 +7,24 @@ is covered.
 
 from __future__ import annotations
 
-KNOWN_VERSIONS = ("0.31", "0.32", "0.33")  # minors of vLLM whose own classes python/tests/vllm drive
+KNOWN_VERSIONS = ("0.31", "0.32", "0.33")  # minors of vLLM whose own classes python/tests/vllm_contract drives
 
 
 def register() -> None:
-    """Adds the backend, under the name that `backend_name` gives. May be called more than once."""
+    """Adds the backends, under the names that `backend_name` gives. May be called more than once."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     path = f"{__name__}.backend.AttuneBackend"
-    name = backend_name()
-    if name == "CUSTOM":
+    if backend_name() == "CUSTOM":
         register_backend(AttentionBackendEnum.CUSTOM, path)
-    elif name not in AttentionBackendEnum.__members__:
-        register_backend(name, path)
+        return
+    for name, path in (("ATTUNE", path), ("ATTUNE_MLA", f"{__name__}.mla.AttuneMLABackend")):
+        if name not in AttentionBackendEnum.__members__:
+            register_backend(name, path)
 
 
 def backend_name() -> str:
-    """"ATTUNE"; "CUSTOM" for vLLM 0.31, whose registry takes no new names."""
+    """"ATTUNE"; "CUSTOM" for vLLM 0.31, whose registry takes no new names, and so has no ATTUNE_MLA."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     return "ATTUNE" if hasattr(AttentionBackendEnum, "register") else "CUSTOM"

@@ -21,7 +21,36 @@ _MLA = ("FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "TRITON_MLA", "FLASHMLA_
 _HEADS = 8  # the selector does not say how many: AttuneImpl asks again with the layer's
 
 
-class AttuneBackend(AttentionBackend):
+class Validated(AttentionBackend):
+    """Refusals that say the field, its value, and where to go."""
+
+    @classmethod
+    def refusal(cls, asked: dict[str, Any]) -> str | None:
+        """What the registry says of a configuration that vLLM's own questions have passed."""
+        raise NotImplementedError
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        return False  # max_query_len of the host chooses the kernel, and bounds what it computes
+
+    @classmethod
+    def supports_compute_capability(cls, capability: DeviceCapability) -> bool:
+        return capability == DeviceCapability(9, 0)
+
+    @classmethod
+    def validate_configuration(cls, *args: Any, **asked: Any) -> list[str]:
+        """Every reason against it, with the field and its value; the last one names a backend of vLLM's own that takes it."""
+        reasons = [_with_value(cls, reason, asked) for reason in super().validate_configuration(*args, **asked)]
+        if (unknown := unknown_version()) is not None:
+            reasons.append(unknown)
+        if not reasons and (refused := cls.refusal(asked)) is not None:
+            reasons.append(refused)
+        if reasons:
+            reasons.append(f"nearest backend that takes it: {nearest(asked) or 'none of vLLM here'}")
+        return reasons
+
+
+class AttuneBackend(Validated):
     """Dense decoder attention over paged caches of [blocks, num_kv_heads, block_size, K beside V] in any order of memory."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
@@ -72,33 +101,16 @@ class AttuneBackend(AttentionBackend):
         return True
 
     @classmethod
-    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
-        return False  # max_query_len of the host chooses the kernel, and bounds what it computes
-
-    @classmethod
-    def supports_compute_capability(cls, capability: DeviceCapability) -> bool:
-        return capability == DeviceCapability(9, 0)
-
-    @classmethod
-    def validate_configuration(cls, *args: Any, **asked: Any) -> list[str]:
-        """Every reason against it, with the field and its value; the last one names a backend of vLLM's own that takes it."""
-        reasons = [_with_value(reason, asked) for reason in super().validate_configuration(*args, **asked)]
-        if (unknown := unknown_version()) is not None:
-            reasons.append(unknown)
-        if not reasons:
-            window: dict[str, Any] = {"window_left": 127} if asked.get("has_sliding_window") else {}
-            refused = coverage.refusal(num_heads=_HEADS, num_kv_heads=_HEADS, head_size=asked["head_size"], dtype=asked["dtype"],
-                                       kv_cache_dtype=asked["kv_cache_dtype"], block_size=asked["block_size"],
-                                       sinks=asked["has_sink"], causal=True, **window)
-            reasons += [] if refused is None else [refused]
-        if reasons:
-            reasons.append(f"nearest backend that takes it: {nearest(asked) or 'none of vLLM here'}")
-        return reasons
+    def refusal(cls, asked: dict[str, Any]) -> str | None:
+        window: dict[str, Any] = {"window_left": 127} if asked.get("has_sliding_window") else {}
+        return coverage.refusal(num_heads=_HEADS, num_kv_heads=_HEADS, head_size=asked["head_size"], dtype=asked["dtype"],
+                                kv_cache_dtype=asked["kv_cache_dtype"], block_size=asked["block_size"], sinks=asked["has_sink"],
+                                causal=True, **window)
 
 
-def _with_value(reason: str, asked: dict[str, Any]) -> str:
+def _with_value(backend: type[Validated], reason: str, asked: dict[str, Any]) -> str:
     field = reason.removesuffix(" not supported")
-    known = {"dtype": AttuneBackend.supported_dtypes, "kv_cache_dtype": AttuneBackend.supported_kv_cache_dtypes}.get(field)
+    known = {"dtype": backend.supported_dtypes, "kv_cache_dtype": backend.supported_kv_cache_dtypes}.get(field)
     if field == "compute capability":
         return f"{reason}: {asked['device_capability']} is no Hopper (9.0)"
     if known is None:

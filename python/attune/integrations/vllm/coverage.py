@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks Attune's kernel registry about what vLLM is about to do, without data."""
+"""Asks Attune's kernel registry about what vLLM is about to do."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from vllm.platforms import current_platform
+from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 
 import attune
 
-from .kv_cache import EIGHT_BIT, PER_TOKEN_HEAD
+from . import kv_cache as caches
 
 _ANY_BLOCK_SIZE = 16  # where vLLM has not chosen one yet
 
@@ -26,35 +28,36 @@ def refusal(*, num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.d
             block_size: int | None, sinks: bool = False, alibi: bool = False, **fields: Any) -> str | None:
     """Why no kernel takes such a decode step or such a prompt; None where all is covered, or where `device` is None.
 
-    fields: arguments of attune.attention without arrays.
+    fields: arguments of attune.attention without arrays. With head_dim_v, V is part of K, as in MLA.
     """
     where = device()
     if where is None:
         return None
     asked = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size, "dtype": dtype,
              "kv_cache_dtype": kv_cache_dtype, "block_size": block_size}
-    name = str(dtype).removeprefix("torch.")
     kv_cache_dtype = kv_cache_dtype or "auto"
-    stored = EIGHT_BIT.get(kv_cache_dtype, name if kv_cache_dtype == "auto" else kv_cache_dtype)
-    shape = (2, num_kv_heads, block_size or _ANY_BLOCK_SIZE, head_size)
 
-    def spec(*shape: int, dtype: str = "float32") -> attune.Spec:
+    def spec(*shape: int, dtype: str = "int32") -> attune.Spec:
         return attune.Spec(shape, dtype, where)
 
-    def cached() -> attune.Spec:
-        return spec(*shape, dtype=str(stored).removeprefix("torch."))
-
-    cache = attune.KVCache(cached(), cached(), layout="hnd", page_table=spec(2, 2, dtype="int32"))
-    if kv_cache_dtype in EIGHT_BIT:
-        scales = shape[:3] if kv_cache_dtype in PER_TOKEN_HEAD else (1,)
-        cache.k_scale, cache.v_scale = spec(*scales), spec(*scales)
+    stored = dtype if kv_cache_dtype == "auto" else STR_DTYPE_TO_TORCH_DTYPE[kv_cache_dtype]
+    block_size = block_size or _ANY_BLOCK_SIZE
+    if "head_dim_v" in fields:
+        cache = caches.latent_view(torch.empty(2, block_size, head_size, dtype=stored, device=where))
+    else:
+        content = caches.content_bytes(kv_cache_dtype, head_size, head_size) or 2 * head_size
+        blocks = torch.empty(2, num_kv_heads, block_size, content, dtype=stored, device=where)
+        one = torch.ones((), dtype=torch.float32, device=where)
+        cache = caches.view(blocks, kv_cache_dtype, head_size, SimpleNamespace(_k_scale=one, _v_scale=one))
+    cache.page_table = spec(2, 2)
+    name = str(dtype).removeprefix("torch.")
     if sinks:
         fields["sinks"] = spec(num_heads, dtype=name)
     if alibi:
-        fields["alibi_slopes"] = spec(num_heads)
-    for rows, offsets in ((2, None), (64, spec(3, dtype="int32"))):
+        fields["alibi_slopes"] = spec(num_heads, dtype="float32")
+    for rows, offsets in ((2, None), (64, spec(3))):
         try:
-            answer = attune.supported(spec(rows, num_heads, head_size, dtype=name), cache=cache, seqused_kv=spec(2, dtype="int32"),
+            answer = attune.supported(spec(rows, num_heads, head_size, dtype=name), cache=cache, seqused_kv=spec(2),
                                       cu_seqlens_q=offsets, device=where, **fields)
         except attune.Error as error:
             reason = str(error)

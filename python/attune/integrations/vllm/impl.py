@@ -28,16 +28,15 @@ class AttuneImpl(AttentionImpl[AttuneMetadata]):
         if kv_cache_dtype not in caches.DTYPES:
             raise NotImplementedError(f"ATTUNE: kv_cache_dtype={kv_cache_dtype!r} is not covered; {', '.join(caches.DTYPES)} are")
         self.num_heads = num_heads
-        self.head_size = head_size
+        self.head_size = self.head_size_v = head_size
         self.scale = float(scale)
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.kv_cache_dtype = kv_cache_dtype
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
-        self.sinks = sinks
-        self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
+        slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
+        self.arrays: dict[str, torch.Tensor | None] = {"sinks": sinks, "alibi_slopes": slopes}
         self.dtype = torch.get_default_dtype()  # of the model, which vLLM sets while it makes the layers
 
-        # What attune.attention takes beside the arrays.
         self.fields: dict[str, Any] = {"causal": True, "softmax_scale": self.scale}
         if sliding_window is not None:
             self.fields["window_left"] = sliding_window - 1
@@ -47,7 +46,7 @@ class AttuneImpl(AttentionImpl[AttuneMetadata]):
             self.fields["alibi_sqrt"] = True
         self._made_with = (num_heads, self.num_kv_heads, head_size, self.dtype, kv_cache_dtype, sinks is not None,
                            alibi_slopes is not None, self.fields)
-        self.kind = ""  # layers of the same kind share plans and schedules; known when there is a cache
+        self.kind = ""
 
         refused = coverage.refusal(num_heads=num_heads, num_kv_heads=self.num_kv_heads, head_size=head_size, dtype=self.dtype,
                                    kv_cache_dtype=kv_cache_dtype, block_size=None, sinks=sinks is not None,
@@ -86,7 +85,7 @@ class AttuneImpl(AttentionImpl[AttuneMetadata]):
         if rows == 0:
             return output
         if query.shape[0] == rows:
-            attn_metadata.attend(self, query, self.cache(layer, kv_cache), output)
+            attn_metadata.step.attend(self, query, self.cache(layer, kv_cache), output)
         else:
-            attn_metadata.attend(self, query[:rows], self.cache(layer, kv_cache), output[:rows])
+            attn_metadata.step.attend(self, query[:rows], self.cache(layer, kv_cache), output[:rows])
         return output

@@ -45,6 +45,11 @@ def view(kv_cache: torch.Tensor, kv_cache_dtype: str, head_size: int, layer: Any
                           k_scale=_scales(kv_cache, head_size), v_scale=_scales(kv_cache, half + head_size))
 
 
+def latent_view(kv_cache: torch.Tensor) -> attune.KVCache:
+    """MLA's [blocks, block_size, latent and rope channels], without its page_table: one head, whose values are part of its keys."""
+    return attune.KVCache(kv_cache.data.unsqueeze(2))
+
+
 def _scales(kv_cache: torch.Tensor, at: int) -> torch.Tensor:
     """[blocks, num_kv_heads, block_size], float32: the four bytes from `at` of each row."""
     return kv_cache[..., at : at + SCALE_BYTES].view(torch.float32)[..., 0]

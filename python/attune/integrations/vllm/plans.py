@@ -10,7 +10,7 @@ import torch
 import attune
 
 if TYPE_CHECKING:
-    from .impl import AttuneImpl
+    from .step import Attending
 
 # Decode has a kernel for keys up to this bound that needs no schedule (docs/kernels/decode.md).
 SHORT_SEQLEN_KV = 16384
@@ -27,7 +27,7 @@ class Plans:
         self._plans: dict[tuple[Any, ...], attune.Plan] = {}
         self._workspaces: dict[str, torch.Tensor] = {}
 
-    def find(self, impl: AttuneImpl, cache: attune.KVCache, decode: bool, num_tokens: int, num_reqs: int, max_query_len: int,
+    def find(self, impl: Attending, cache: attune.KVCache, decode: bool, num_tokens: int, num_reqs: int, max_query_len: int,
              max_seq_len: int, pages: int) -> attune.Plan:
         """decode: each request has one query. The other sizes are the most that any run has."""
         rows, batch = _power_of_two(num_tokens), _power_of_two(num_reqs)
@@ -39,22 +39,21 @@ class Plans:
             plan = self._plans[key] = self._make(impl, cache, decode, rows, batch, min(seqlen_q, rows), seqlen_kv, pages)
         return plan
 
-    def _make(self, impl: AttuneImpl, cache: attune.KVCache, decode: bool, rows: int, batch: int, seqlen_q: int,
+    def _make(self, impl: Attending, cache: attune.KVCache, decode: bool, rows: int, batch: int, seqlen_q: int,
               seqlen_kv: int | None, pages: int) -> attune.Plan:
         def spec(*shape: int, dtype: torch.dtype = torch.int32) -> attune.Spec:
             return attune.Spec(shape, str(dtype).removeprefix("torch."), str(self._device))
 
         fields = {
             "q": spec(rows, impl.num_heads, impl.head_size, dtype=impl.dtype),
-            "out": spec(rows, impl.num_heads, impl.head_size, dtype=impl.dtype),
+            "out": spec(rows, impl.num_heads, impl.head_size_v, dtype=impl.dtype),
             "cache": attune.KVCache(cache.k, cache.v, layout=cache.layout, k_scale=cache.k_scale, v_scale=cache.v_scale,
                                     page_table=spec(batch, pages)),
             "seqused_kv": spec(batch),
             "cu_seqlens_q": None if decode else spec(batch + 1),
             "max_seqlen_q": seqlen_q,
             "max_seqlen_kv": seqlen_kv,
-            "sinks": impl.sinks,
-            "alibi_slopes": impl.alibi_slopes,
+            **impl.arrays,
             **impl.fields,
         }
         size = attune.Plan(**fields).workspace_size
