@@ -51,6 +51,7 @@ def serve(engine):
     engine.run({"a": 4, "b": 4, "c": 4})
     engine.run({"a": 1, "b": 1, "c": 1}, pad_tokens=5, pad_reqs=5)
     engine.run({"a": 2, "c": 5}, pad_tokens=9, pad_reqs=2)
+    engine.run({"c": 1, "b": 2}, pad_rows=3)
 
 
 KINDS = {
@@ -73,6 +74,13 @@ def test_kinds_of_layers(kind):
 @pytest.mark.parametrize("dtype, heads, heads_kv, d", [(torch.float16, 8, 8, 64), (torch.bfloat16, 4, 1, 128)])
 def test_dtypes_and_heads(dtype, heads, heads_kv, d):
     serve(Engine([{}], dtype=dtype, heads=heads, heads_kv=heads_kv, d=d))
+
+
+def test_sinks_that_are_loaded_after_the_layer_is_made():
+    sinks = torch.nn.Parameter(torch.zeros(8, dtype=torch.bfloat16))  # of a model: it says that it requires grad
+    engine = Engine([{"sinks": sinks}, {"sinks": sinks}], dtype=torch.bfloat16)
+    sinks.data.copy_(torch.linspace(-1, 2, 8))
+    serve(engine)
 
 
 @pytest.mark.parametrize("layout", ["LBHNC", "BLNHC"])

@@ -129,9 +129,9 @@ def test_what_is_refused():
     asked = {**ASKED, "use_mla": True, "head_size": 576}
     assert AttuneMLABackend.validate_configuration(**asked) == []
     assert AttentionBackendEnum.ATTUNE_MLA.get_class() is AttuneMLABackend
-    for change, reason in (({"use_mla": False}, "non-MLA"), ({"use_sparse": True}, "sparse"), ({"use_pcp": True}, "PCP"), ({"use_dcp": True}, "DCP"),
-                            ({"kv_cache_dtype": "fp8"}, "it is fp8"),
-                           ({"head_size": 320}, "head_size"), ({"device_capability": DeviceCapability(10, 0)}, "no Hopper")):
+    for change, reason in (({"use_mla": False}, "non-MLA"), ({"use_sparse": True}, "sparse"), ({"use_pcp": True}, "PCP"),
+                           ({"use_dcp": True}, "DCP"), ({"kv_cache_dtype": "fp8"}, "it is fp8"), ({"head_size": 320}, "head_size"),
+                           ({"device_capability": DeviceCapability(10, 0)}, "no Hopper")):
         reasons = AttuneMLABackend.validate_configuration(**{**asked, **change})
         assert reason in reasons[0] and reasons[-1].startswith("nearest backend"), reasons
     for change, reason in (({"sliding_window": 8}, "sliding_window=8"), ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8'")):

@@ -106,13 +106,16 @@ class Engine:
             return layer(q.flatten(1), None if k is None else k.flatten(1), None if v is None else v.flatten(1)).view(
                 -1, self.heads, self.d)
 
-    def run(self, queries, **padding):
-        """A step through every layer; each output is compared."""
+    def run(self, queries, *, pad_rows=0, **padding):
+        """A step through every layer; each output is compared. pad_rows: of q, k and v, but not of the metadata, as in a piecewise
+        graph."""
         self.step(queries, **padding)
         tokens = sum(queries.values())
         for layer in self.layers:
-            rows = tokens + padding.get("pad_tokens", 0)
-            q, k, v = (torch.randn(rows, heads, self.d).to(self.dtype) for heads in (self.heads, self.heads_kv, self.heads_kv))
+            rows = tokens + padding.get("pad_tokens", 0) + pad_rows
+            widths = [heads * self.d for heads in (self.heads, self.heads_kv, self.heads_kv)]
+            fused = torch.randn(rows, sum(widths)).to(self.dtype).split(widths, dim=-1)  # views of one projection, as models have them
+            q, k, v = (x.unflatten(-1, (-1, self.d)) for x in fused)
             out = self.forward(layer, q, k, v)
             self.remember(layer, k, v)
             self.check(layer, q, out)
@@ -161,7 +164,7 @@ class Engine:
             fields["alibi_slopes"] = np.float32(options["alibi_slopes"])
             fields["alibi_sqrt"] = options.get("use_alibi_sqrt", False)
         if "sinks" in options:
-            fields["sinks"] = options["sinks"].float().numpy()
+            fields["sinks"] = options["sinks"].detach().float().numpy()
         counts = list(self.queries.values())
         tokens = sum(counts)
         expected = reference.attention(

@@ -34,7 +34,8 @@ class AttuneImpl(AttentionImpl[AttuneMetadata]):
         self.kv_cache_dtype = kv_cache_dtype
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
-        self.arrays: dict[str, torch.Tensor | None] = {"sinks": sinks, "alibi_slopes": slopes}
+        self.sinks = sinks
+        self.arrays: dict[str, torch.Tensor | None] = {"alibi_slopes": slopes}
         self.dtype = torch.get_default_dtype()  # of the model, which vLLM sets while it makes the layers
 
         self.fields: dict[str, Any] = {"causal": True, "softmax_scale": self.scale}
@@ -61,6 +62,7 @@ class AttuneImpl(AttentionImpl[AttuneMetadata]):
         if made is None:
             made = views[self] = caches.view(kv_cache, self.kv_cache_dtype, self.head_size, layer)
             self.kind = repr((self._made_with, getattr(made.k_scale, "shape", None)))
+            self.arrays["sinks"] = None if self.sinks is None else self.sinks.detach()  # which are loaded by now
         return made
 
     def do_kv_cache_update(self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
