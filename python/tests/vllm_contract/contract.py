@@ -31,7 +31,7 @@ from attune.integrations.vllm.metadata import AttuneMetadataBuilder
 integration.register()
 integration.register()  # each process may do so more than once
 
-from engine import Engine  # noqa: E402
+from engine import MAX_BLOCKS, Engine  # noqa: E402
 
 SLOPES = [float(2.0**-n) for n in range(1, 9)]
 LAYOUTS = ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"]
@@ -131,13 +131,35 @@ def test_layers_of_a_kind_share_a_schedule(monkeypatch):
 
 def test_steps_of_a_size_share_plans():
     engine = Engine([{}])
-    engine.run({"a": 5, "b": 6, "c": 5})
-    for lengths in ({"a": 8, "b": 7, "c": 1}, {"c": 6, "a": 8}, {"b": 7, "a": 1, "c": 8}):
+    engine.run({"a": 5, "b": 6, "c": 4})
+    for lengths in ({"a": 8, "b": 7, "c": 1}, {"c": 6, "a": 8}, {"b": 7, "a": 1, "c": 7, "d": 1}):
         engine.run(lengths)
-    assert len(engine.builder._plans._plans) == 2  # three requests and two
+    assert len(engine.builder._plans._plans) == 2  # of up to four requests, and of two
     for request in "abc":
         engine.run({request: 1})
     assert len(engine.builder._plans._plans) == 3
+
+
+@pytest.mark.parametrize("length", [1, 3, 33, 50, 100])
+def test_plans_have_room_for_their_steps(length, monkeypatch):
+    made = []
+
+    class Plan(attune.Plan):
+        def __init__(self, **fields):
+            made.append(fields)
+            super().__init__(**fields)
+
+    monkeypatch.setattr(plans.attune, "Plan", Plan)
+    engine = Engine([{}])
+    engine.run({"a": length, "b": 2})
+    engine.step({"a": 1, "b": 1}, capture=True)
+    prompt, decode = made[0], made[-1]
+    assert prompt["max_seqlen_q"] >= max(length, 2) and prompt["q"].shape[0] >= length + 2
+    assert prompt["max_seqlen_kv"] is None or prompt["max_seqlen_kv"] >= length
+    assert decode["max_seqlen_q"] == 1 and decode["cu_seqlens_q"] is None and decode["max_seqlen_kv"] >= 2048
+    long = engine.builder._plans
+    long.find(engine.layers[0].impl, decode["cache"], True, 2, 2, 1, plans.SHORT_SEQLEN_KV + 1, MAX_BLOCKS)
+    assert made[-1]["max_seqlen_kv"] is None  # whatever the table holds
 
 
 def test_lengths_that_grow_in_place():
