@@ -290,6 +290,13 @@ def test_unknown_versions_are_named(monkeypatch):
     assert AttuneBackend.validate_configuration(**ASKED)[0] == "vLLM 0.99.1 is not known to Attune: known are 0.31, 0.32, 0.33"
 
 
+def test_a_version_without_the_registry_goes_on_without_us(monkeypatch, caplog):
+    monkeypatch.setattr(vllm, "__version__", "0.9.1")
+    monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.registry", None)
+    integration.register()
+    assert "vLLM 0.9.1 is not known to Attune: known are 0.31, 0.32, 0.33; Attune's backends are not offered" in caplog.text
+
+
 @pytest.mark.parametrize("ours", [AttuneBackend, AttuneImpl, AttuneMetadataBuilder])
 def test_signatures_are_those_of_the_interface(ours):
     assert not ours.__abstractmethods__

@@ -7,12 +7,21 @@ is covered.
 
 from __future__ import annotations
 
+import logging
+
 KNOWN_VERSIONS = ("0.31", "0.32", "0.33")  # minors of vLLM whose own classes python/tests/vllm_contract drives
 
 
 def register() -> None:
-    """Adds the backends, under the names that `backend_name` gives. May be called more than once."""
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    """Adds the backends, under the names that `backend_name` gives. May be called more than once.
+
+    vLLM runs it for everybody who has attune installed, so where there is no registry that is known it only says so.
+    """
+    try:
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    except ImportError as error:
+        logging.getLogger(__name__).warning("%s; Attune's backends are not offered: %s", unknown_version() or "no registry", error)
+        return
 
     path = f"{__name__}.backend.AttuneBackend"
     if backend_name() == "CUSTOM":
