@@ -100,6 +100,47 @@ def test_a_run_of_a_plan_allocates_nothing_and_does_not_wait():
     assert torch.equal(out, want)
 
 
+@pytest.mark.parametrize("window", [None, 9])
+def test_a_graph_of_one_query_each_serves_any_batch(window):
+    """As in vLLM's full graphs: the batch that is captured has as many sequences as tokens, those that are replayed have other offsets,
+    lengths and pages in the same tensors. Two layers share a schedule that is in the graph, two plans a workspace."""
+    rows, pages, page_size = 8, 40, 16
+    layers = [torch.randn(pages, 2, page_size, 128, device="cuda").bfloat16() for _ in range(2)]  # K beside V
+    caches = [attune.KVCache(x[..., :64], x[..., 64:], layout="hnd") for x in layers]
+    q, out = torch.randn(rows, 4, 64, device="cuda").bfloat16(), torch.empty(2, rows, 4, 64, device="cuda").bfloat16()
+    starts = torch.arange(rows + 1, dtype=torch.int32, device="cuda")
+    lengths = torch.ones(rows, dtype=torch.int32, device="cuda")
+    table = torch.zeros(rows, 5, dtype=torch.int32, device="cuda")
+    fields = {"cu_seqlens_q": starts, "seqused_kv": lengths, "causal": True, "max_seqlen_q": rows, "max_seqlen_kv": 80,
+              "window_left": window}
+    for cache in caches:
+        cache.page_table = table
+    size = attune.Plan(q, cache=caches[0], out=out[0], **fields).workspace_size
+    workspace = torch.empty(size + 256, dtype=torch.uint8, device="cuda")
+    workspace = workspace[-workspace.data_ptr() % 256 :]
+    plan, other = (attune.Plan(q, cache=caches[0], out=out[0], workspace=workspace, **fields) for _ in range(2))
+
+    def step():
+        plan.run()
+        plan.run_scheduled(cache=caches[1], out=out[1])
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for counts, seen in (([8], [77]), ([1, 5, 2], [33, 5, 20]), ([1] * 8, [1, 2, 3, 16, 17, 40, 79, 80]), ([1, 1], [64, 7])):
+        batch = len(counts)
+        starts.fill_(sum(counts))[: batch + 1] = torch.tensor([0, *np.cumsum(counts)])
+        lengths.zero_()[:batch] = torch.tensor(seen)
+        table.copy_(torch.randperm(pages)[: rows * 5].view(rows, 5))
+        other.run()  # an eager step in between
+        graph.replay()
+        for layer, cache in enumerate(caches):
+            want = attune.attention(q, cache=cache, cu_seqlens_q=starts, seqused_kv=lengths, causal=True, window_left=window)
+            got = out[layer, : sum(counts)]
+            torch.testing.assert_close(got.float(), want[: sum(counts)].float(), atol=0.02, rtol=0.02)
+
+
 def test_no_memory_for_the_workspace():
     q, cache, lengths = decode()
     out = torch.empty_like(q)

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metadata of the dense backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, AttentionMetadataBuilder, CommonAttentionMetadata
+
+from .plans import Plans
+from .step import Kinds, Step
+
+
+@dataclass
+class AttuneMetadata(AttentionMetadata):
+    num_actual_tokens: int
+    slot_mapping: torch.Tensor  # int64 [tokens]
+    step: Step
+
+
+class AttuneMetadataBuilder(AttentionMetadataBuilder[AttuneMetadata]):
+    # Whatever depends on lengths is done on the device, by kernels that are in the graph.
+    _cudagraph_support = AttentionCGSupport.ALWAYS
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        from .impl import AttuneImpl
+
+        self._plans = Plans(device)
+        self._kinds = Kinds(vllm_config, layer_names, AttuneImpl)
+
+    def build(self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata,
+              fast_build: bool = False) -> AttuneMetadata:
+        common = common_attn_metadata
+        if common.causal is not True:
+            raise NotImplementedError("ATTUNE: causal is not True; only causal attention is covered")
+        for name in ("mm_req_doc_ranges", "rswa_prefix_lens"):
+            if getattr(common, name) is not None:
+                raise NotImplementedError(f"ATTUNE: {name} is given; such masks are not covered")
+        step = Step.of(self._plans, common.num_actual_tokens, common.num_reqs, common.max_query_len, common.max_seq_len,
+                       common.query_start_loc, common.seq_lens, common.block_table_tensor)
+        self._kinds.make_plans(step)
+        return AttuneMetadata(common.num_actual_tokens, common.slot_mapping, step)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ATTUNE_MLA: multi-head latent attention. Decode is Attune's; prompts go through the MLA prefill backend that vLLM chooses, and new
+rows through vLLM's own operation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from vllm.model_executor.layers.attention.mla_attention import (
+    MLACommonBackend,
+    MLACommonDecodeMetadata,
+    MLACommonImpl,
+    MLACommonMetadata,
+    MLACommonMetadataBuilder,
+    QueryLenSupport,
+)
+from vllm.v1.attention.backend import AttentionCGSupport, MultipleOf
+
+import attune
+
+from . import coverage, kv_cache as caches
+from .backend import Validated
+from .plans import Plans
+from .step import Kinds, Step
+
+_DTYPES = ["auto", "float16", "bfloat16"]
+_HEADS, _LATENT = 16, 512  # the selector does not say them: AttuneMLAImpl asks again with the layer's
+
+
+@dataclass
+class AttuneMLADecodeMetadata(MLACommonDecodeMetadata):
+    step: Step
+
+
+@dataclass
+class AttuneMLAMetadata(MLACommonMetadata[AttuneMLADecodeMetadata]):
+    pass
+
+
+class AttuneMLAMetadataBuilder(MLACommonMetadataBuilder[AttuneMLAMetadata]):
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+    query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device, AttuneMLAMetadata)
+        self._plans = Plans(device)
+        self._kinds = Kinds(vllm_config, layer_names, AttuneMLAImpl)
+
+    def _build_decode(self, block_table_tensor: torch.Tensor, seq_lens_device: torch.Tensor, max_seq_len: int,
+                      query_start_loc_cpu: torch.Tensor, query_start_loc_device: torch.Tensor, num_decode_tokens: int,
+                      max_query_len: int, dcp_tot_seq_lens_device: torch.Tensor | None) -> AttuneMLADecodeMetadata:
+        step = Step.of(self._plans, num_decode_tokens, seq_lens_device.shape[0], max_query_len, max_seq_len, query_start_loc_device,
+                       seq_lens_device, block_table_tensor)
+        self._kinds.make_plans(step)
+        return AttuneMLADecodeMetadata(block_table_tensor, seq_lens_device, dcp_tot_seq_lens_device, step)
+
+
+class AttuneMLAImpl(MLACommonImpl[AttuneMLAMetadata]):
+    supports_pcp = False
+
+    def __init__(self, num_heads: int, head_size: int, scale: float, num_kv_heads: int, alibi_slopes: list[float] | None,
+                 sliding_window: int | None, kv_cache_dtype: str, logits_soft_cap: float | None, attn_type: str,
+                 kv_sharing_target_layer_name: str | None, **mla: Any) -> None:
+        """Raises NotImplementedError, by the name of the argument, for what is not covered."""
+        for name, value in (("alibi_slopes", alibi_slopes), ("sliding_window", sliding_window), ("logits_soft_cap", logits_soft_cap),
+                            ("indexer", mla.get("indexer"))):
+            if value:
+                raise NotImplementedError(f"ATTUNE_MLA: {name}={value!r} is not covered")
+        if kv_cache_dtype not in _DTYPES:
+            raise NotImplementedError(f"ATTUNE_MLA: kv_cache_dtype={kv_cache_dtype!r} is not covered; {', '.join(_DTYPES)} are")
+        super().__init__(num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window, kv_cache_dtype, logits_soft_cap,
+                         attn_type, kv_sharing_target_layer_name, **mla)
+        self.supports_quant_query_input = False
+        self.head_size_v = self.kv_lora_rank
+        self.dtype = torch.get_default_dtype()
+        self.arrays: dict[str, torch.Tensor | None] = {}
+        self.fields: dict[str, Any] = {"causal": True, "softmax_scale": self.scale, "head_dim_v": self.kv_lora_rank}
+        self.kind = repr((num_heads, head_size, self.dtype, kv_cache_dtype, self.fields))
+        refused = coverage.refusal(num_heads=num_heads, num_kv_heads=1, head_size=head_size, dtype=self.dtype,
+                                   kv_cache_dtype=kv_cache_dtype, block_size=None, **self.fields)
+        if refused is not None:
+            raise NotImplementedError(f"ATTUNE_MLA: {refused}")
+
+    def cache(self, layer: Any, kv_cache: torch.Tensor) -> attune.KVCache:
+        """A view of the layer's cache, made once for each tensor that vLLM binds. The tensor keeps it, so that it goes with it."""
+        views: dict[AttuneMLAImpl, attune.KVCache] = kv_cache.__dict__.setdefault("_attune_views", {})
+        made = views.get(self)
+        if made is None:
+            made = views[self] = caches.latent_view(kv_cache)
+        return made
+
+    def forward_mqa(self, q: torch.Tensor | tuple[torch.Tensor, torch.Tensor], kv_c_and_k_pe_cache: torch.Tensor,
+                    attn_metadata: AttuneMLAMetadata, layer: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """q [tokens, num_heads, latent and rope channels], or both parts -> ([tokens, num_heads, latent channels], None)."""
+        decode = attn_metadata.decode
+        assert decode is not None
+        q = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
+        out = q.new_empty(*q.shape[:-1], self.kv_lora_rank)
+        decode.step.attend(self, q, self.cache(layer, kv_c_and_k_pe_cache), out)
+        return out, None
+
+
+class AttuneMLABackend(Validated, MLACommonBackend):
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = _DTYPES
+
+    @staticmethod
+    def get_name() -> str:
+        return "ATTUNE_MLA"
+
+    @staticmethod
+    def get_impl_cls() -> type[AttuneMLAImpl]:
+        return AttuneMLAImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[AttuneMLAMetadataBuilder]:
+        return AttuneMLAMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        return [MultipleOf(1)]
+
+    @classmethod
+    def refusal(cls, asked: dict[str, Any]) -> str | None:
+        return coverage.refusal(num_heads=_HEADS, num_kv_heads=1, head_size=asked["head_size"], dtype=asked["dtype"],
+                                kv_cache_dtype=asked["kv_cache_dtype"], block_size=asked["block_size"], causal=True,
+                                head_dim_v=_LATENT)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plans of a metadata builder: one for each kind of layer and size of batch, made once and run in every later step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import attune
+
+if TYPE_CHECKING:
+    from .step import Attending
+
+# Decode has a kernel for keys up to this bound that needs no schedule (docs/kernels/decode.md).
+SHORT_SEQLEN_KV = 16384
+_SHORT_SEQLENS_Q = (1, 2, 4, 8, 16, 32)
+_ALIGNMENT = 256
+
+
+class Plans:
+    """Sizes are rounded up, so that a server settles on a few dozen plans. Those of one kind of layer share a workspace: of
+    them, a step runs one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._plans: dict[tuple[Any, ...], attune.Plan] = {}
+        self._workspaces: dict[str, torch.Tensor] = {}
+
+    def find(self, impl: Attending, cache: attune.KVCache, decode: bool, num_tokens: int, num_reqs: int, max_query_len: int,
+             max_seq_len: int, pages: int) -> attune.Plan:
+        """decode: each request has one query. The other sizes are the most that any run has."""
+        rows, batch = _power_of_two(num_tokens), _power_of_two(num_reqs)
+        seqlen_q = next((n for n in _SHORT_SEQLENS_Q if max_query_len <= n), rows)
+        seqlen_kv = SHORT_SEQLEN_KV if max_seq_len <= SHORT_SEQLEN_KV else None
+        key = (impl.kind, decode, rows, batch, seqlen_q, seqlen_kv, pages)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._make(impl, cache, decode, rows, batch, min(seqlen_q, rows), seqlen_kv, pages)
+        return plan
+
+    def _make(self, impl: Attending, cache: attune.KVCache, decode: bool, rows: int, batch: int, seqlen_q: int,
+              seqlen_kv: int | None, pages: int) -> attune.Plan:
+        def spec(*shape: int, dtype: torch.dtype = torch.int32) -> attune.Spec:
+            return attune.Spec(shape, str(dtype).removeprefix("torch."), str(self._device))
+
+        fields = {
+            "q": spec(rows, impl.num_heads, impl.head_size, dtype=impl.dtype),
+            "out": spec(rows, impl.num_heads, impl.head_size_v, dtype=impl.dtype),
+            "cache": attune.KVCache(cache.k, cache.v, layout=cache.layout, k_scale=cache.k_scale, v_scale=cache.v_scale,
+                                    page_table=spec(batch, pages)),
+            "seqused_kv": spec(batch),
+            "cu_seqlens_q": None if decode else spec(batch + 1),
+            "max_seqlen_q": seqlen_q,
+            "max_seqlen_kv": seqlen_kv,
+            **impl.arrays,
+            **impl.fields,
+        }
+        size = attune.Plan(**fields).workspace_size
+        return attune.Plan(**fields, workspace=self._workspace(impl.kind, size))
+
+    def _workspace(self, kind: str, size: int) -> torch.Tensor:
+        """The workspace of that kind of layer, grown where it is too small: plans that are there keep the one they have."""
+        workspace = self._workspaces.get(kind)
+        if workspace is None or workspace.numel() < size:
+            memory = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=self._device)
+            start = -memory.data_ptr() % _ALIGNMENT
+            workspace = self._workspaces[kind] = memory[start : start + size]
+        return workspace
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << max(count - 1, 0).bit_length()
