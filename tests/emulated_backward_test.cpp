@@ -122,6 +122,37 @@ TEST_F(EmulatedBackward, ASequenceHasItsBitsBesideNan) {
   }
 }
 
+// A block waits for those of its sequence that the list has before it. Of many sequences a thread has each, else a
+// warp.
+TEST_F(EmulatedBackward, TheListHasTheBlocksOfASequenceInTheirOrder) {
+  for (const int batch : {3, 1100}) {
+    std::string lengths;
+    for (int b = 0; b < batch; ++b) lengths += cat(b > 0 ? ", " : "", batch == 3 ? 5000 - 2400 * b : b * 37 % 700);
+    const cases::Row row(R"("name": "list", "heads": [1, 1], "head_dim": [8, 8], "dtype": "bf16", "causal": true,
+                            "backward": {}, "poison": false)");
+    cases::BackwardProblem problem(
+        tests::make_case(row.with(cat(R"("seqlens_q": [)", lengths, R"(], "seqlens_kv": [)", lengths, "]"))));
+    cases::BackwardCall call = problem.host();
+    const attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kRequired);
+    const Config c = backward::choose_config(p);
+    cases::Workspace workspace(cases::host_memory(), c.workspace_bytes());
+    const kernels::BackwardParams params = backward::to_params(p, c, workspace.buffer.device());
+    launch(backward::launches(c)[0], params);
+    std::vector<int> next(static_cast<size_t>(batch), 0);  // the first key of the block that is due
+    const auto* const tiles = reinterpret_cast<const kernels::BackwardTile*>(params.kv_list + 1);
+    for (int i = 0; i < params.kv_list->num_tiles; ++i) {
+      int& due = next[static_cast<size_t>(tiles[i].batch)];
+      ASSERT_EQ(tiles[i].begin, due) << "sequence " << tiles[i].batch << " of " << batch;
+      due += c.block_keys();
+    }
+    for (size_t b = 0; b < next.size(); ++b) {
+      const int64_t keys = problem.spec().seqlens_kv[b];
+      EXPECT_TRUE(next[b] >= keys && next[b] < keys + c.block_keys()) << "sequence " << b << " of " << batch;
+    }
+    EXPECT_EQ(params.kv_list->next, 0u);
+  }
+}
+
 // Several tiles, heads and stages in turn, in two orders of blocks, warps and lanes; blocks that wait for each other.
 TEST_F(EmulatedBackward, HaveNoRaces) {
   const emulator::Watched watched;
