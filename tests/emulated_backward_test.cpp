@@ -38,12 +38,13 @@ class EmulatedBackward : public tests::Emulated {
     }
   }
 
-  static std::string run_emulated(cases::BackwardCall call) {
+  // plan: whose configuration it runs with, if not its own. poison: a byte of the workspace.
+  static std::string run_emulated(cases::BackwardCall call, const Config* plan = nullptr, int poison = 0x45) {
     const attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kRequired);
-    const Config c = backward::choose_config(p);
+    const Config c = plan != nullptr ? *plan : backward::choose_config(p);
     // Numbers, not NaN: rows with a NaN are computed again, which would hide that one was read.
     cases::Workspace workspace(cases::host_memory(), c.workspace_bytes());
-    std::memset(workspace.buffer.device(), 0x45, c.workspace_bytes());
+    std::memset(workspace.buffer.device(), poison, c.workspace_bytes());
     try {
       backward::check_run(p);
       run_kernels(p, c, workspace.buffer.device());
@@ -66,7 +67,7 @@ class EmulatedBackward : public tests::Emulated {
   static std::string check(const cases::Case& spec) {
     if (!is_covered(spec)) return tests::kNotCovered;
     cases::BackwardProblem problem(spec);
-    return cases::run_and_check(problem, run_emulated).failure;
+    return cases::run_and_check(problem, [](const cases::BackwardCall& c) { return run_emulated(c); }).failure;
   }
 
   static std::string check(const char* json) { return check(tests::make_case(json)); }
@@ -100,6 +101,28 @@ TEST_F(EmulatedBackward, OfEveryHeadDim) {
               "")
         << dims;
   }
+}
+
+TEST_F(EmulatedBackward, APlanTakesFewerSequencesOfMoreKeys) {
+  const cases::Row row(R"("name": "plan", "heads": [1, 1], "head_dim": [16, 16], "dtype": "bf16", "queries": "fixed",
+                          "seqlens_q": 9, "backward": {})");
+  cases::BackwardProblem larger(tests::make_case(row.with(R"("batch": 8, "seqlens_kv": 128)")));
+  cases::BackwardCall call = larger.host();
+  const Config plan = backward::choose_config(make_backward(*call.linked(), call.attention, Data::kRequired));
+  cases::BackwardProblem problem(tests::make_case(row.with(R"("batch": 7, "seqlens_kv": 146)")));
+  EXPECT_EQ(cases::run_and_check(problem, [&](const cases::BackwardCall& c) { return run_emulated(c, &plan); }).failure,
+            "");
+}
+
+// Sequences that overlap have more tiles than are listed. Whatever the workspace held, nobody waits for ever.
+TEST_F(EmulatedBackward, WrongOffsetsEnd) {
+  cases::BackwardProblem problem(tests::make_case(
+      R"({"name": "overlap", "heads": [1, 1], "head_dim": [16, 16], "dtype": "bf16", "seqlens_q": [512, 0, 0],
+          "seqlens_kv": [130, 0, 130], "backward": {}})"));
+  auto* const offsets = static_cast<int32_t*>(problem.host().attention.cu_seqlens_q.data);
+  offsets[2] = 0;
+  offsets[3] = 512;
+  EXPECT_EQ(run_emulated(problem.host(), nullptr, 0xff), "");
 }
 
 // Rows of a neighbour that see nothing may hold anything, and lie in the tiles of the sequence before.

@@ -40,7 +40,7 @@ struct BackwardParams : WorkTileParams {
   int stats_vectors;  // out and dout take loads of 16 bytes
   BackwardList *q_list, *kv_list;  // blocks of queries, of keys
   // Sums of dq without the scale, [num_heads_q][dq_tiles] of backward/dq.cuh, and how many blocks of keys have added to
-  // each.
+  // each piece, [num_heads_q][dq_tiles][dq_pieces()].
   float* dq_sums;
   unsigned* dq_turns;
   int dq_tiles;
@@ -50,7 +50,7 @@ struct BackwardParams : WorkTileParams {
   int block_keys;  // backward_keys()
 };
 
-// Queries of a block.
+// Queries of a block of threads, where these have queries (row_stats.cu, store_dq.cu, recompute.cu).
 constexpr int kBackwardRows = 128;
 // Queries of a tile, which a block of keys takes at a time.
 constexpr int kBackwardTile = 64;

@@ -35,7 +35,7 @@ struct Config {
   static_assert(kProducerRegisters + kMathGroups * kMathRegisters <= 65536 / kThreads / 8 * 8 * kThreads / 128,
                 "a block has no more than it began with: it would wait for what others on its multiprocessor hold");
   static_assert(kHeadDimQk <= 256 && kHeadDimV <= 256, "the accumulators would not fit the registers");
-  static_assert(kQStages >= 2, "S of the next step is issued in a step");
+  static_assert(kQStages >= 2, "S of the next step reads its q while this step still uses its own");
 };
 
 // Rows of 128 bytes, swizzled in atoms of 1,024: [lines of 64 channels][rows].
@@ -103,8 +103,8 @@ struct Work {
   }
 };
 
-// The steps of a block: the tiles from the last one on, and of each all query heads. All blocks of a sequence that have
-// the causal end begin with the same tile, and nobody waits long for the sums of dq.
+// The steps of a block: the tiles from the last one on, and of each all query heads. Blocks whose keys the last query
+// sees begin with the same tile, so none waits long for the sums of dq.
 struct Step {
   int row, head;  // the tile's first query; among the heads of q
   __device__ __forceinline__ explicit Step(const Work& w) : row(w.first + (w.tiles - 1) * Config::kTile), head(0) {}

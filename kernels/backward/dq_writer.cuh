@@ -2,8 +2,8 @@
 // Adds dq of each step from shared memory to the sums in global memory, when all blocks of keys before this one have.
 // Three warps take pieces in turn: to see that it is a tile's turn, to add, and to let the next block know takes longer
 // than the products of a tile. The blocks before have been taken before (gradients.cu), so they run or have ended.
-// Turns are counted: where cu_seqlens_q is wrong and sequences overlap, a tile has more than its blocks count, and
-// nobody waits for ever.
+// If sequences overlap, because cu_seqlens_q is wrong, both count on the same tile. A counter then only runs ahead, so
+// a wait still ends.
 #pragma once
 
 #include "backward/config.cuh"

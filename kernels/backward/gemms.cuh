@@ -25,7 +25,7 @@ __device__ __forceinline__ void multiply(ptx::Descriptor own, unsigned tile, flo
   ptx::wgmma_commit();
 }
 
-// to += left * tile, left in registers.
+// to += left * tile, left in registers. As of every product, to is written in place.
 template <int kHalf, int kCount>
 __device__ __forceinline__ void accumulate(unsigned tile, unsigned (&left)[kCount], float (&to)[kHalf]) {
   const ptx::Descriptor right = ptx::uniform(ptx::descriptor_mn_major(tile, Config::kTile * 128));

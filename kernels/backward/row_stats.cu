@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stats of every row of q: its lse in base 2, and delta = <dout, out> - dlse. Nobody has added to dq's sums yet.
+// The stats of every row of q: its lse in base 2, and delta = <dout, out> - dlse. Also sets the turns of dq to 0, of
+// all tiles, listed or not: a block of keys that found another value could wait for ever.
 // Grid: blocks of queries times query heads.
-#include "backward/dq.cuh"
+#include "backward/rows.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/math.cuh"
 
@@ -90,19 +91,16 @@ extern "C" __global__ void __launch_bounds__(attune::backward::kThreads)
   using namespace attune;
   using namespace attune::backward;
   ptx::wait_for_previous_kernels();
+  const long long turns = static_cast<long long>(p.num_heads_q) * p.dq_tiles * ATTUNE_DQ_PIECES;
+  for (long long i = blockIdx.x * static_cast<long long>(kThreads) + threadIdx.x; i < turns;
+       i += static_cast<long long>(gridDim.x) * kThreads)
+    p.dq_turns[i] = 0;
   const GridBlock block(p.num_heads_q);
   if (block.index >= p.q_list->num_tiles) return;
   const BackwardTile tile = tiles_of(p.q_list)[block.index];
   const SequenceInfo s = read_sequence(p, tile.batch);
   const RowsOf rows{p, s, tile.batch, block.head};
   const int end = min(tile.begin + kBackwardRows, s.num_q);
-  const int turns = static_cast<int>(threadIdx.x);
-  if (turns < kBackwardRows / kBackwardTile * ATTUNE_DQ_PIECES) {
-    const int row = tile.begin + turns / ATTUNE_DQ_PIECES * kBackwardTile;
-    if (row < end) {
-      p.dq_turns[dq_tile_at(p, s, tile.batch, block.head, row) * ATTUNE_DQ_PIECES + turns % ATTUNE_DQ_PIECES] = 0;
-    }
-  }
   if (p.stats_vectors) {
     for (int first = tile.begin; first < end; first += kThreads / 8) {
       const int row = first + static_cast<int>(threadIdx.x) / 8;

@@ -13,7 +13,8 @@ constexpr int kThreads = 1024, kWarps = kThreads / 32, kBuckets = 1024;
 // dq, while these are in L2.
 constexpr int kRun = 4;
 
-// The rows that a block of rows sees. Of keys: at most, and no more than the block before.
+// The rows that a block of rows sees. Of keys it is an upper bound that never grows along a sequence: so the order by
+// this number keeps the blocks of a sequence in their order, and none waits for one that is listed behind it.
 __device__ __forceinline__ int rows_seen(const BackwardParams& p, const SequenceInfo& s, bool of_keys, int begin,
                                          int end) {
   if (of_keys) {
@@ -81,19 +82,23 @@ __device__ __forceinline__ void list_blocks(const BackwardParams& p, bool of_key
   const int upto = static_cast<int>(scheduler::inclusive_sum_of_warp(count));
   if (lane == 31) of_warp[warp] = upto;
   __syncthreads();
-  int before = 0, all = 0;
+  int before = 0;
+  long long all = 0;
   for (int w = 0; w < kWarps; ++w) {
     if (w < warp) before += of_warp[w];
     all += of_warp[w];
   }
   first[thread] = before + upto - count;
-  // More than all sequences can have, where their offsets overlap: these are left out.
+  // More than all sequences can have, where their offsets overlap: these are left out; all, if they cannot be counted.
   const int most_tiles = of_keys ? p.max_kv_tiles : p.max_q_tiles;
-  if (thread == 0) list->num_tiles = min(all, most_tiles), list->next = 0;
+  if (thread == 0) {
+    list->num_tiles = all > 0x7fffffff ? 0 : min(static_cast<int>(all), most_tiles);
+    list->next = 0;
+  }
   __syncthreads();
   for_each_block(p, of_keys, [&](int b, int begin, int seen) {
     const int at = take_place(has_warps(p), seen >= 0 ? bucket_of(seen, shift) : -1, first);
-    if (seen >= 0 && at < most_tiles) tiles_of(list)[at] = {b, begin};
+    if (seen >= 0 && static_cast<unsigned>(at) < static_cast<unsigned>(most_tiles)) tiles_of(list)[at] = {b, begin};
   });
 }
 

@@ -36,7 +36,7 @@ class CudaBackwardPlan final : public BackwardPlan {
   }
 
   void run(const BackwardProblem& p, void* workspace, void* stream) const override {
-    if (attention::is_empty(p.forward) && c_.max_kv_tiles == 0) return;
+    if (attention::is_empty(p.forward) && (p.forward.k.rows == 0 || p.forward.batch == 0)) return;
     backward::check_run(p);
     const kernels::BackwardParams params = backward::to_params(p, c_, workspace);
     for (size_t i = 0; i < launches_.size(); ++i) {

@@ -126,7 +126,7 @@ Config choose_config(const BackwardProblem& p) {
   c.heads_kv = f.heads_kv;
   c.max_q_tiles = f.cu_q ? f.total_q / kRows + f.batch : f.batch * ceil_div(f.fixed_q, kRows);
   const int64_t keys = c.block_keys();
-  c.max_kv_tiles = f.cu_kv ? f.k.rows / keys + f.batch : f.batch * ceil_div(f.fixed_kv, keys);
+  c.max_kv_tiles = f.k.rows / keys + f.batch;  // of any lengths: runs may have fewer sequences of more keys each
   // Each sequence begins at an even row; a tile may reach beyond the last one.
   c.stats_stride = round_up(f.total_q + f.batch + kRows, 2);
   if (p.dq) c.dq_tiles = f.total_q / kernels::kBackwardTile + f.batch;
