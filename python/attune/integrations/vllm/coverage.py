@@ -37,8 +37,8 @@ def refusal(*, num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.d
              "kv_cache_dtype": kv_cache_dtype, "block_size": block_size}
     kv_cache_dtype = kv_cache_dtype or "auto"
 
-    def spec(*shape: int, dtype: str = "int32") -> attune.Spec:
-        return attune.Spec(shape, dtype, where)
+    def spec(*shape: int, dtype: torch.dtype = torch.int32) -> attune.Spec:
+        return caches.spec(shape, dtype, where)
 
     stored = dtype if kv_cache_dtype == "auto" else STR_DTYPE_TO_TORCH_DTYPE[kv_cache_dtype]
     block_size = block_size or _ANY_BLOCK_SIZE
@@ -50,14 +50,13 @@ def refusal(*, num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.d
         one = torch.ones((), dtype=torch.float32, device=where)
         cache = caches.view(blocks, kv_cache_dtype, head_size, SimpleNamespace(_k_scale=one, _v_scale=one))
     cache.page_table = spec(2, 2)
-    name = str(dtype).removeprefix("torch.")
     if sinks:
-        fields["sinks"] = spec(num_heads, dtype=name)
+        fields["sinks"] = spec(num_heads, dtype=dtype)
     if alibi:
-        fields["alibi_slopes"] = spec(num_heads, dtype="float32")
+        fields["alibi_slopes"] = spec(num_heads, dtype=torch.float32)
     for rows, offsets in ((2, None), (64, spec(3))):
         try:
-            answer = attune.supported(spec(rows, num_heads, head_size, dtype=name), cache=cache, seqused_kv=spec(2),
+            answer = attune.supported(spec(rows, num_heads, head_size, dtype=dtype), cache=cache, seqused_kv=spec(2),
                                       cu_seqlens_q=offsets, device=where, **fields)
         except attune.Error as error:
             reason = str(error)

@@ -9,6 +9,8 @@ import torch
 
 import attune
 
+from . import kv_cache as caches
+
 if TYPE_CHECKING:
     from .step import Attending
 
@@ -42,7 +44,7 @@ class Plans:
     def _make(self, impl: Attending, cache: attune.KVCache, decode: bool, rows: int, batch: int, seqlen_q: int,
               seqlen_kv: int | None, pages: int) -> attune.Plan:
         def spec(*shape: int, dtype: torch.dtype = torch.int32) -> attune.Spec:
-            return attune.Spec(shape, str(dtype).removeprefix("torch."), str(self._device))
+            return caches.spec(shape, dtype, str(self._device))
 
         fields = {
             "q": spec(rows, impl.num_heads, impl.head_size, dtype=impl.dtype),
