@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradients of attention in float64 by docs/semantics.md, for comparing whole outputs at serving sizes. Not fast.
 //
-// A block takes one row at a time: of dq for a head, of dk and dv for a KV head, or a part of a table. First each
-// thread computes what some pairs weigh, into the block's scratch, then each thread sums some channels over all pairs.
+// A block computes one row at a time: dq of a head, dk and dv of a KV head, or entries of a table. Each thread first
+// writes P and dX of some pairs to the block's scratch; then each thread sums some channels over all pairs.
 #include "check/pairs.cuh"
 
 namespace attune::oracle {
 
-// A pair in the scratch: the weights of k or q, and of dout. p -1: it does not count.
+// A pair in the scratch: dX, for dq and dk, and P, for dv. P of -1: the pair is masked.
 struct Stored {
-  Weight dx, p;
+  Coefficient dx, p;
 };
 constexpr double kNoPair = -1;
 static_assert(sizeof(Stored) == 6 * sizeof(double), "the host counts doubles");
@@ -100,8 +100,8 @@ __device__ inline void make_dk_dv(const Block& block, long long row, long long k
   sum(dv, p.dout, f.head_dim_v, true);
 }
 
-// The sums of all threads become element `at`.
-__device__ inline void gather(const Block& block, const Gradient& to, long long at, const Sums& mine) {
+// Adds the sums of all threads and stores element `at`.
+__device__ inline void store_block_sum(const Block& block, const Gradient& to, long long at, const Sums& mine) {
   block.sums[threadIdx.x] = mine;
   __syncthreads();
   if (threadIdx.x != 0) return;
@@ -124,10 +124,10 @@ __device__ inline void make_dsinks(const Block& block, long long head) {
     add(sums, {-of_sink * q.delta.sum, of_sink * q.delta.abs,
                of_sink * fabs(q.delta.sum * (is_finite(gap) ? gap : 0.0))});
   }
-  gather(block, p.gradients[3], head, sums);
+  store_block_sum(block, p.gradients[3], head, sums);
 }
 
-// One entry of the table a thread: what the sequences, and the heads that share it, have there.
+// Each thread computes one entry of the table: the sum of dZ over the sequences and the heads that share it.
 __device__ inline void make_dbias(const Block& block, long long entry) {
   const BackwardOracleParams& p = block.p;
   const OracleParams& f = p.forward;
@@ -166,7 +166,7 @@ __device__ inline void make_dt5(const Block& block, long long entry) {
       if (pair.counts) add(sums, pair.dz);
     }
   }
-  gather(block, p.gradients[5], entry, sums);
+  store_block_sum(block, p.gradients[5], entry, sums);
 }
 
 }  // namespace attune::oracle

@@ -28,26 +28,27 @@ struct Sums {
   double value, terms, parts, scores, factors;
 };
 
-// What multiplies a row of numbers, and its share of parts and scores.
-struct Weight {
+// P, dZ or dX of a pair, which multiplies a row of q, k or dout; and what it adds to Sums::parts and Sums::scores, for
+// the error bound.
+struct Coefficient {
   double value, part, score;
 };
 
-__device__ inline void add(Sums& to, const Weight& w, double x) {
-  const double abs = fabs(x), term = w.value * x;
+__device__ inline void add(Sums& to, const Coefficient& c, double x) {
+  const double abs = fabs(x), term = c.value * x;
   to.value += term;
   to.terms += fabs(term);
-  to.parts += w.part * abs;
-  to.scores += w.score * abs;
+  to.parts += c.part * abs;
+  to.scores += c.score * abs;
   to.factors += abs;
 }
 
 // Terms of a table, which are multiplied with nothing.
-__device__ inline void add(Sums& to, const Weight& w) {
-  to.value += w.value;
-  to.terms += fabs(w.value);
-  to.parts += w.part;
-  to.scores += w.score;
+__device__ inline void add(Sums& to, const Coefficient& c) {
+  to.value += c.value;
+  to.terms += fabs(c.value);
+  to.parts += c.part;
+  to.scores += c.score;
 }
 
 __device__ inline void store(const Gradient& g, long long at, const Sums& s) {
@@ -84,7 +85,7 @@ __device__ inline QueryTerms query_terms(const BackwardOracleParams& p, long lon
 
 struct Pair {
   bool counts;  // visible, and not of score -inf
-  Weight dz, dx, p;
+  Coefficient dz, dx, p;
 };
 
 __device__ inline Pair pair_of(const BackwardOracleParams& params, const QueryTerms& terms, const Query& q,

@@ -59,9 +59,9 @@ def test_keyword_arguments_are_typed_and_documented():
         assert getattr(attune, name).__doc__, name
 
 
-def test_stub_names_what_the_module_has():
-    stub = (pathlib.Path(attune.__file__).parent / "_core.pyi").read_text()
-    named = set(re.findall(r"^(?:def |class )?(\w+)[(:]", stub, re.M)) - {"from", "import"}
+def test_type_file_names_what_the_module_has():
+    types = (pathlib.Path(attune.__file__).parent / "_core.pyi").read_text()
+    named = set(re.findall(r"^(?:def |class )?(\w+)[(:]", types, re.M)) - {"from", "import"}
     assert named == {name for name in dir(_core) if not name.startswith("__") or name == "__version__"}
 
 

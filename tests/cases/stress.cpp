@@ -58,11 +58,8 @@ class Runner {
   std::string check_guards() const { return workspace_->buffer.check_guards(); }
 
  private:
-  struct Destroy {
-    void operator()(attune_plan* plan) const { attune_plan_destroy(plan); }
-  };
   Problem& problem_;
-  std::unique_ptr<attune_plan, Destroy> plan_;
+  PlanPtr plan_;
   std::unique_ptr<Workspace> workspace_;
   size_t bytes_ = 0;
   std::string kernel_;

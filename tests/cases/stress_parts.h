@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
@@ -16,6 +17,11 @@ struct Refused : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 void require(attune_status status, const char* call);
+
+struct DestroyPlan {
+  void operator()(attune_plan* plan) const { attune_plan_destroy(plan); }
+};
+using PlanPtr = std::unique_ptr<attune_plan, DestroyPlan>;
 
 // Of the registry, by what the plan says of itself.
 std::string kernel_name(const attune_plan* plan);
