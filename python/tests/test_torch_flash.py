@@ -2,6 +2,9 @@
 """Attune as torch's flash attention: what torch computes by it, against torch's plain mathematics in float64. On a GPU, too, where
 there is one; the functions for CUDA's operators are called with tensors of the CPU everywhere."""
 
+import contextlib
+import inspect
+
 import pytest
 
 import attune
@@ -41,6 +44,11 @@ def calls(monkeypatch):
 def of_kind(device):
     """dtypes that torch's flash attention takes there."""
     return [torch.float32, torch.bfloat16] if device == "cpu" else [torch.bfloat16]
+
+
+def of_flash(device):
+    """On a GPU torch may take cuDNN's before flash attention."""
+    return torch_attention.sdpa_kernel(torch_attention.SDPBackend.FLASH_ATTENTION) if device == "cuda" else contextlib.nullcontext()
 
 
 def exact(function, *tensors):
@@ -90,7 +98,8 @@ def test_scaled_dot_product_attention(name, rows, keys, device, calls):
         doubles = {n: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for n, x in options.items()}
         want = exact(with_gradients(lambda q, k, v: sdpa(q, k, v, **doubles)), q, k, v, dout)
         before = len(calls)
-        got = with_gradients(lambda q, k, v: sdpa(q, k, v, **options))(q, k, v, dout)
+        with of_flash(device):
+            got = with_gradients(lambda q, k, v: sdpa(q, k, v, **options))(q, k, v, dout)
         assert {"forward", "backward"} == set(calls[before:])
         assert got[0].stride() == torch.empty_like(q).stride()  # as torch's compiler expects
         for a, b in zip(got, want):
@@ -186,11 +195,20 @@ def each_sequence(window=(-1, -1)):
     return attention
 
 
+def torch_varlen():
+    """torch's own module, if Attune is what it calls and it takes all that ours takes; torch 2.11 has no grouped heads or pages."""
+    if not hasattr(torch_attention, "register_flash_attention_impl"):
+        return None
+    module = pytest.importorskip("torch.nn.attention.varlen")
+    theirs, ours = (inspect.signature(f).parameters.keys() for f in (module.varlen_attn, torch_flash.varlen_attn))
+    return module if ours <= theirs else None
+
+
 def varlen_functions():
-    """attune's, and torch's own where Attune is what it calls."""
+    """attune's, and torch's own."""
     yield torch_flash.varlen_attn
-    if hasattr(torch_attention, "register_flash_attention_impl"):
-        yield pytest.importorskip("torch.nn.attention.varlen").varlen_attn
+    if module := torch_varlen():
+        yield module.varlen_attn
 
 
 class Aux:
@@ -235,10 +253,10 @@ def test_varlen_attn_over_pages(device, calls):
         got = function(q, *pages, offsets(LENGTHS_Q, device), None, 7, 12, window_size=(-1, 0), enable_gqa=True, block_table=table,
                        seqused_k=used, num_splits=1)
         assert_same(got, want)
-    if hasattr(torch_attention, "register_flash_attention_impl"):
+    if module := torch_varlen():
         out = torch.empty_like(q)
-        torch.nn.attention.varlen.varlen_attn_out(out, q, *pages, offsets(LENGTHS_Q, device), None, 7, 12, window_size=(-1, 0),
-                                                  enable_gqa=True, block_table=table, seqused_k=used)
+        module.varlen_attn_out(out, q, *pages, offsets(LENGTHS_Q, device), None, 7, 12, window_size=(-1, 0),
+                               enable_gqa=True, block_table=table, seqused_k=used)
         assert_same(out, want)
 
 
