@@ -29,7 +29,7 @@ class EmulatedBackward : public tests::Emulated {
     const kernels::BackwardParams params = backward::to_params(p, c, workspace);
     for (const backward::Launch& what : backward::launches(c)) {
       if (what.with_maps) {
-        const Maps m = backward::describe_maps(p);
+        const Maps m = backward::describe_maps(p, c);
         launch(what, params, emulator::tensor_map(m.k), emulator::tensor_map(m.v), emulator::tensor_map(m.q),
                emulator::tensor_map(m.dout));
       } else {
@@ -82,7 +82,7 @@ TEST_F(EmulatedBackward, OfUnlikeSequences) {
 
 // Blocks of keys that are not the first of their tiles' windows.
 TEST_F(EmulatedBackward, OfWindows) {
-  for (const char* dims : {R"("head_dim": [32, 32])", R"("head_dim": [136, 32])"}) {
+  for (const char* dims : {R"("head_dim": [32, 32])", R"("head_dim": [136, 32])", R"("head_dim": [200, 136])"}) {
     for (const char* mask : {R"("causal": true, "window": [100, 0])", R"("window": [40, 60])"}) {
       const cases::Row row(R"("name": "windows", "heads": [2, 1], "dtype": "f16", "seqlens_q": [420, 90],
                               "seqlens_kv": [420, 400], "backward": {"dlse": true})");
@@ -127,7 +127,7 @@ TEST_F(EmulatedBackward, WrongOffsetsEnd) {
 
 // Rows of a neighbour that see nothing may hold anything, and lie in the tiles of the sequence before.
 TEST_F(EmulatedBackward, ASequenceHasItsBitsBesideNan) {
-  for (const char* dims : {R"("head_dim": [64, 64])", R"("head_dim": [192, 128])"}) {
+  for (const char* dims : {R"("head_dim": [64, 64])", R"("head_dim": [192, 128])", R"("head_dim": [200, 136])"}) {
     const cases::Row row(R"("name": "beside", "heads": [2, 1], "dtype": "bf16", "causal": true, "backward": {},
                             "seqlens_q": [70, 30], "seqlens_kv": [70, 30], "seqused": true)");
     cases::BackwardProblem problem(tests::make_case(row.with(dims)));
@@ -179,7 +179,7 @@ TEST_F(EmulatedBackward, TheListHasTheBlocksOfASequenceInTheirOrder) {
 // Several tiles, heads and stages in turn, in two orders of blocks, warps and lanes; blocks that wait for each other.
 TEST_F(EmulatedBackward, HaveNoRaces) {
   const emulator::Watched watched;
-  for (const char* dims : {R"("head_dim": [64, 64])", R"("head_dim": [144, 80])"}) {
+  for (const char* dims : {R"("head_dim": [64, 64])", R"("head_dim": [144, 80])", R"("head_dim": [200, 136])"}) {
     for (uint64_t seed = 0; seed <= 1; ++seed) {
       std::optional<emulator::Shuffled> shuffled;
       if (seed > 0) shuffled.emplace(seed);
@@ -198,7 +198,7 @@ TEST_F(EmulatedBackward, MapsOfNoQueriesHaveAnAddress) {
   cases::BackwardCall call = problem.host();
   attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kOptional);
   p.forward.q.data = p.dout.data = nullptr;
-  const Maps m = backward::describe_maps(p);
+  const Maps m = backward::describe_maps(p, backward::choose_config(p));
   for (const TensorMapDesc& map : {m.k, m.v, m.q, m.dout}) EXPECT_NO_THROW(check_tensor_map(map));
 }
 

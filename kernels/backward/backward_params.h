@@ -37,7 +37,7 @@ struct BackwardParams : WorkTileParams {
   long long dlse_batch_stride, dlse_row_stride, dlse_head_stride;
   RowStats* stats;  // [num_heads_q][stats_stride]; those of a sequence begin at stats_begin() (backward/rows.cuh)
   long long stats_stride;
-  int stats_vectors;  // out and dout take loads of 16 bytes
+  int stats_vectors;               // out and dout take loads of 16 bytes
   BackwardList *q_list, *kv_list;  // blocks of queries, of keys
   // Sums of dq without the scale, [num_heads_q][dq_tiles] of backward/dq.cuh, and how many blocks of keys have added to
   // each piece, [num_heads_q][dq_tiles][dq_pieces()].
@@ -52,31 +52,35 @@ struct BackwardParams : WorkTileParams {
 
 // Queries of a block of threads, where these have queries (row_stats.cu, store_dq.cu, recompute.cu).
 constexpr int kBackwardRows = 128;
-// Queries of a tile, which a block of keys takes at a time.
-constexpr int kBackwardTile = 64;
 
 ATTUNE_SHARED_FUNCTION int lines_of(int head_dim) { return (head_dim + 63) / 64; }
-// Keys of a block: what the registers hold of dk and dv.
+// Keys of a block: what the registers hold of dk and dv, of accumulators of 32 channels.
 ATTUNE_SHARED_FUNCTION int backward_keys(int head_dim_qk, int head_dim_v) {
-  return head_dim_qk > 128 || head_dim_v > 128 ? 64 : 128;
+  const int channels = align_up(head_dim_qk, 32) + align_up(head_dim_v, 32);
+  return lines_of(head_dim_qk) <= 3 && channels <= 320 ? 128 : 64;
+}
+// Queries of a tile, which a block of keys takes at a time: where dk and dv leave few registers, half of the scores.
+ATTUNE_SHARED_FUNCTION int backward_tile(int head_dim_qk, int head_dim_v) {
+  const bool narrow = head_dim_qk <= 128 && head_dim_v <= 128;
+  return !narrow && backward_keys(head_dim_qk, head_dim_v) == 128 ? 32 : 64;
 }
 // Pieces in which dq of a tile leaves shared memory.
 ATTUNE_SHARED_FUNCTION int dq_pieces(int head_dim_qk) { return lines_of(head_dim_qk) == 4 ? 2 : 1; }
 
 // Floats of a tile of dq's sums: lines of 64 channels, whole.
-ATTUNE_SHARED_FUNCTION int dq_tile_floats(int head_dim_qk) {
-  return lines_of(head_dim_qk) * 64 * kBackwardTile;
+ATTUNE_SHARED_FUNCTION int dq_tile_floats(int head_dim_qk, int head_dim_v) {
+  return lines_of(head_dim_qk) * 64 * backward_tile(head_dim_qk, head_dim_v);
 }
 
 // Of the gradient kernel (backward/config.cuh).
 ATTUNE_SHARED_FUNCTION int backward_shared_bytes(int head_dim_qk, int head_dim_v, int q_stages, int dout_stages) {
-  const int keys = backward_keys(head_dim_qk, head_dim_v), lines_qk = lines_of(head_dim_qk),
-            lines_v = lines_of(head_dim_v);
+  const int keys = backward_keys(head_dim_qk, head_dim_v), tile = backward_tile(head_dim_qk, head_dim_v),
+            lines_qk = lines_of(head_dim_qk), lines_v = lines_of(head_dim_v);
   const bool wide = keys == 64;
-  const int inputs = (lines_qk + lines_v) * keys + (lines_qk * q_stages + lines_v * dout_stages) * kBackwardTile;
-  const int scores = (wide ? 3 : 2) * keys * kBackwardTile * 2;
-  const int dq = (wide ? 1 : 2) * dq_tile_floats(head_dim_qk) * 4 / dq_pieces(head_dim_qk);
-  const int stats = q_stages * kBackwardTile * static_cast<int>(sizeof(RowStats));
+  const int inputs = (lines_qk + lines_v) * keys + (lines_qk * q_stages + lines_v * dout_stages) * tile;
+  const int scores = (wide ? 3 : 2) * keys * tile * 2;
+  const int dq = (wide ? 1 : 2) * dq_tile_floats(head_dim_qk, head_dim_v) * 4 / dq_pieces(head_dim_qk);
+  const int stats = q_stages * tile * static_cast<int>(sizeof(RowStats));
   const int barriers_and_item = (1 + 2 * q_stages + 2 * dout_stages) * 8 + 8;
   return align_up(inputs * 128 + scores + dq + stats + barriers_and_item, 1024);
 }

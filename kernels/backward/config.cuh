@@ -15,7 +15,9 @@ namespace attune::backward {
 struct Config {
   static constexpr bool kWithDq = ATTUNE_WITH_DQ != 0;
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
-  static constexpr int kKeys = kernels::backward_keys(kHeadDimQk, kHeadDimV), kTile = kBackwardTile;
+  static constexpr int kKeys = kernels::backward_keys(kHeadDimQk, kHeadDimV),
+                       kTile = kernels::backward_tile(kHeadDimQk, kHeadDimV);
+  using DqTile = backward::DqTile<kHeadDimQk, kHeadDimV>;
   // Warpgroups have half of the channels of dk and dv, not of the keys.
   static constexpr bool kWide = kKeys == 64;
   static constexpr int kQStages = ATTUNE_Q_STAGES, kDoutStages = ATTUNE_DOUT_STAGES;
@@ -28,13 +30,16 @@ struct Config {
   static constexpr int kStepsQk = (kHeadDimQk + 15) / 16, kStepsV = (kHeadDimV + 15) / 16;
   static constexpr int kChannelsQk = kWide ? HalfHead<kHeadDimQk>::kChannels : (kHeadDimQk + 31) / 32 * 32;
   static constexpr int kChannelsV = kWide ? HalfHead<kHeadDimV>::kChannels : (kHeadDimV + 31) / 32 * 32;
-  static constexpr int kChannelsDq = HalfHead<kHeadDimQk>::kChannels;
+  // Registers of dq in a warpgroup.
+  static constexpr int kDqRegisters = HalfHead<kHeadDimQk>::kChannels * kTile / 128;
   static constexpr int kQBytes = kLinesQk * kTile * 128, kDoutBytes = kLinesV * kTile * 128;
   static constexpr int kDsBuffers = kWide ? 1 : 2, kDqBuffers = kWide ? 1 : 2;
   static_assert(ATTUNE_TYPE == common::kBFloat16 || ATTUNE_TYPE == common::kFloat16, "what wgmma takes");
   static_assert(kProducerRegisters + kMathGroups * kMathRegisters <= 65536 / kThreads / 8 * 8 * kThreads / 128,
                 "a block has no more than it began with: it would wait for what others on its multiprocessor hold");
   static_assert(kHeadDimQk <= 256 && kHeadDimV <= 256, "the accumulators would not fit the registers");
+  static_assert(kWide || kQStages == kDoutStages, "mainloop.cuh has one pipeline state for both");
+  static_assert(!DqTile::kTransposed || kLinesQk <= 3, "a warpgroup has one whole line of a transposed dq");
   static_assert(kQStages >= 2, "S of the next step reads its q while this step still uses its own");
 };
 
@@ -46,7 +51,7 @@ struct SharedStorage {
   unsigned char dout[Config::kDoutStages][Config::kDoutBytes];
   // dS, rows of queries: [64 keys][queries]. The wide kernel also has P^T and dS^T, rows of keys.
   unsigned char scores[Config::kDsBuffers + (Config::kWide ? 2 : 0)][Config::kKeys * Config::kTile * 2];
-  unsigned char dq[Config::kDqBuffers][DqTile<Config::kHeadDimQk>::kPieceFloats * 4];
+  unsigned char dq[Config::kDqBuffers][Config::DqTile::kPieceFloats * 4];
   RowStats stats[Config::kQStages][Config::kTile];
   kernels::Barrier own_full, q_full[Config::kQStages], q_empty[Config::kQStages], dout_full[Config::kDoutStages],
       dout_empty[Config::kDoutStages];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sums of dq: tiles of 64 queries in fp32, to which every block of keys that a query of the tile sees adds, in the
+// The sums of dq: tiles of queries in fp32, to which every block of keys that a query of the tile sees adds, in the
 // order of the keys. The first one stores.
 #pragma once
 
@@ -18,30 +18,39 @@ struct HalfHead {
   }
 };
 
-// A tile is [pieces][warpgroups][queries][channels of a piece].
-template <int kHeadDimQk>
+// A tile is [pieces][warpgroups][queries][channels of a piece], or [channels][queries] if it is transposed.
+template <int kHeadDimQk, int kHeadDimV>
 struct DqTile {
   using Half = HalfHead<kHeadDimQk>;
-  static constexpr int kFloats = kernels::dq_tile_floats(kHeadDimQk), kPieces = kernels::dq_pieces(kHeadDimQk);
-  static constexpr int kPieceFloats = kFloats / kPieces;
+  static constexpr int kQueries = kernels::backward_tile(kHeadDimQk, kHeadDimV);
+  static constexpr int kFloats = kernels::dq_tile_floats(kHeadDimQk, kHeadDimV);
+  static constexpr int kPieces = kernels::dq_pieces(kHeadDimQk), kPieceFloats = kFloats / kPieces;
   static constexpr int kChannels = Half::kChannels / kPieces, kEights = kChannels / 8;
+  static constexpr bool kTransposed = kQueries == 32;
+  static_assert(!kTransposed || kPieces == 1);
+
   // Where eight channels of a query are in a piece: rows whose eights are swizzled, so that the registers of wgmma go
   // to shared memory without bank conflicts.
   __device__ __forceinline__ static int byte_of(int group, int row, int eight) {
-    return (group * kBackwardTile + row) * (kChannels * 4) + (eight ^ row % 4) * 32;
+    return (group * kQueries + row) * (kChannels * 4) + (eight ^ row % 4) * 32;
+  }
+  // The same of a transposed tile: eight queries of a channel.
+  __device__ __forceinline__ static int byte_of(int channel, int eight) {
+    return channel * (kQueries * 4) + (eight ^ channel % 4) * 32;
+  }
+
+  // The number of a sequence's first tile. Those of sequences do not overlap.
+  __device__ __forceinline__ static int first(const BackwardParams& p, const SequenceInfo& s, int b) {
+    const long long row = p.cu_seqlens_q.data != nullptr ? s.q_begin : static_cast<long long>(b) * p.fixed_q;
+    return static_cast<int>(row / kQueries) + b;
+  }
+  // The number of the tile of a head that begins at query `row`, a multiple of kQueries.
+  __device__ __forceinline__ static long long at(const BackwardParams& p, const SequenceInfo& s, int b, int head,
+                                                 int row) {
+    return static_cast<long long>(head) * p.dq_tiles + first(p, s, b) + row / kQueries;
   }
 };
 
-// The number of a sequence's first tile. Those of sequences do not overlap.
-__device__ __forceinline__ int first_dq_tile(const BackwardParams& p, const SequenceInfo& s, int b) {
-  const long long row = p.cu_seqlens_q.data != nullptr ? s.q_begin : static_cast<long long>(b) * p.fixed_q;
-  return static_cast<int>(row / kBackwardTile) + b;
-}
-// The tile of a head that begins at query `row`, a multiple of 64.
-__device__ __forceinline__ long long dq_tile_at(const BackwardParams& p, const SequenceInfo& s, int b, int head,
-                                                int row) {
-  return static_cast<long long>(head) * p.dq_tiles + first_dq_tile(p, s, b) + row / kBackwardTile;
-}
 // How many blocks of keys add to a tile before that of key `key`. Every block from the first that the tile's first
 // query sees on adds: what a query sees begins no earlier than what the one before it sees.
 __device__ __forceinline__ int dq_turn(const BackwardParams& p, const SequenceInfo& s, int row, int key) {

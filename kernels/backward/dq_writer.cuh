@@ -25,7 +25,7 @@ class DqWriter {
       const int i = n / Tile::kPieces, buffer = n % Config::kDqBuffers;
       const int row = work_.first + (work_.tiles - 1 - i / work_.heads) * Config::kTile;
       const long long piece =
-          dq_tile_at(p_, work_.s, work_.batch, work_.head * p_.group + i % work_.heads, row) * Tile::kPieces +
+          Tile::at(p_, work_.s, work_.batch, work_.head * p_.group + i % work_.heads, row) * Tile::kPieces +
           n % Tile::kPieces;
       const unsigned turn = static_cast<unsigned>(dq_turn(p_, work_.s, row, work_.begin));
       if (threadIdx.x % 32 == 0) ptx::wait_for_arrivals(p_.dq_turns + piece, turn);
@@ -48,7 +48,7 @@ class DqWriter {
   }
 
  private:
-  using Tile = DqTile<Config::kHeadDimQk>;
+  using Tile = Config::DqTile;
 
   __device__ __forceinline__ static void add(float* to, unsigned from, bool first) {
     if (first) {

@@ -74,4 +74,40 @@ __device__ __forceinline__ void multiply_half(unsigned left, unsigned right, int
   ptx::wgmma_commit();
 }
 
+// dq^T = K^T dS^T for a warpgroup: of half of the lines of channels all queries of a tile, and of an odd line half of
+// the queries. ds: [lines of 64 keys][queries].
+template <int kCount>
+__device__ __forceinline__ void multiply_transposed(unsigned k, unsigned ds, int group, float (&to)[kCount]) {
+  constexpr int kLines = Config::kLinesQk / 2, kLine = Config::kKeys * 128, kTile = Config::kTile;
+  constexpr bool kOdd = Config::kLinesQk % 2 == 1;
+  const ptx::Descriptor whole = ptx::uniform(ptx::descriptor_mn_major(k + group * (kLines * kLine), kLine));
+  const ptx::Descriptor rest = ptx::uniform(ptx::descriptor_mn_major(k + 2 * kLines * kLine, kLine));
+  const ptx::Descriptor all = ptx::uniform(ptx::descriptor_k_major(ds));
+  const ptx::Descriptor half = ptx::uniform(ptx::descriptor_k_major(ds + group * (kTile / 2 * 128)));
+  ptx::pin(to);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < Config::kKeys / 16; ++i) {
+    if constexpr (kLines > 0) {
+      ptx::WgmmaAlongM<kTile, Config::kMmaType>::shared(part<0, kTile / 2>(to), whole + i * kStepOfRows,
+                                                        all + k_step(i, kTile), i > 0 ? 1 : 0);
+    }
+    if constexpr (kOdd) {
+      ptx::WgmmaAlongM<kTile / 2, Config::kMmaType>::shared(
+          part<kLines * kTile / 2, kTile / 4>(to), rest + i * kStepOfRows, half + k_step(i, kTile), i > 0 ? 1 : 0);
+    }
+  }
+  ptx::wgmma_commit();
+}
+
+// dq = dS K, as Config::DqTile lies.
+template <int kCount>
+__device__ __forceinline__ void multiply_dq(unsigned ds, unsigned k, int group, float (&to)[kCount]) {
+  if constexpr (Config::DqTile::kTransposed) {
+    multiply_transposed(k, ds, group, to);
+  } else {
+    multiply_half<Config::kHeadDimQk, Config::kKeys, false>(ds, k, group, to);
+  }
+}
+
 }  // namespace attune::backward

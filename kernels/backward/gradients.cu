@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradients of attention over dense keys. A block has 128 keys, or 64 of wide heads, keeps their dk and dv in
-// registers, and walks over tiles of 64 queries, each for all query heads of its KV head. It adds dq of each to sums in
+// registers, and walks over tiles of queries, each for all query heads of its KV head. It adds dq of each to sums in
 // global memory, in the order of the blocks of a sequence: the bits are the same in every run, whatever the batch is.
 //
 // Warpgroup 0: warp 0 is the producer (producer.cuh), the others add dq (dq_writer.cuh). Warpgroups 1 and 2 are the

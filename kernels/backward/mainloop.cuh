@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The main loop of the gradient kernel for head dims up to 128. Each warpgroup has 64 of the block's keys, and half of
+// The main loop of the gradient kernel for blocks of 128 keys. Each warpgroup has 64 of the block's keys, and half of
 // the channels of dq. Of step i:
 //
 //   S (issued in step i - 1) | issue dP | P = 2^(S scale - lse2) | issue dv += P dO | wait for dP |
@@ -24,25 +24,25 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
   clear_keys_behind_the_last(smem, work);
   const ptx::Descriptor k = ptx::uniform(ptx::descriptor_k_major(smem.k() + group * (64 * 128)));
   const ptx::Descriptor v = ptx::uniform(ptx::descriptor_k_major(smem.v() + group * (64 * 128)));
-  float s[kScores], d[kScores], dq[Config::kChannelsDq / 2];
+  float s[kScores], d[kScores], dq[Config::kDqRegisters];
   unsigned ds_regs[kScores / 2], p_regs[kScores / 2];
-  common::PipelineState q, dout;
+  common::PipelineState pipe;  // of q and of dout
   Step step(work);
   ptx::wait_phase(smem.q_full(0), 0);
   multiply<Config::kStepsQk>(k, smem.q(0), s);
   ptx::wgmma_wait<0>();
   ptx::pin(s);
   for (int i = 0; i < steps; ++i) {
-    ptx::wait_phase(smem.dout_full(dout.stage), dout.phase);
-    clear_queries_behind_the_last(smem, work, step.row, q.stage, dout.stage);
-    multiply<Config::kStepsV>(v, smem.dout(dout.stage), d);
+    ptx::wait_phase(smem.dout_full(pipe.stage), pipe.phase);
+    clear_queries_behind_the_last(smem, work, step.row, pipe.stage, pipe.stage);
+    multiply<Config::kStepsV>(v, smem.dout(pipe.stage), d);
     const bool all_seen = softmax.all_seen(step.row);
-    softmax.forward(all_seen, step.row, q.stage, s);
+    softmax.forward(all_seen, step.row, pipe.stage, s);
     Scores::pack(s, p_regs);
-    accumulate(smem.dout(dout.stage), p_regs, a.v);
+    accumulate(smem.dout(pipe.stage), p_regs, a.v);
     ptx::wgmma_wait<1>();
     ptx::pin(d);
-    softmax.backward(all_seen, step.row, q.stage, s, d);
+    softmax.backward(all_seen, step.row, pipe.stage, s, d);
     ptx::wgmma_wait<0>();  // dS takes the registers of P
     ptx::pin(a.v);
     Scores::pack(d, ds_regs);
@@ -51,15 +51,15 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
       store_scores_transposed(ds + group * (Config::kTile * 128), 0, ds_regs);
       ptx::fence_async_proxy();
       sync_math();
-      multiply_half<Config::kHeadDimQk, Config::kKeys, false>(ds, smem.k(), group, dq);
+      multiply_dq(ds, smem.k(), group, dq);
     }
-    accumulate(smem.q(q.stage), ds_regs, a.k);
-    common::PipelineState next = q;
+    accumulate(smem.q(pipe.stage), ds_regs, a.k);
+    common::PipelineState next = pipe;
     next.template next<Config::kQStages>();
     // S of the last step once more where there is no next one: ptxas serializes products that are under a condition.
     const bool is_last = i + 1 == steps;
     if (!is_last) ptx::wait_phase(smem.q_full(next.stage), next.phase);
-    multiply<Config::kStepsQk>(k, smem.q(is_last ? q.stage : next.stage), s);
+    multiply<Config::kStepsQk>(k, smem.q(is_last ? pipe.stage : next.stage), s);
     if constexpr (Config::kWithDq) {
       ptx::wgmma_wait<2>();
       ptx::pin(dq);
@@ -68,10 +68,9 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
     ptx::wgmma_wait<0>();
     ptx::pin(s);
     ptx::pin(a.k);
-    release(smem.q_empty(q.stage));
-    release(smem.dout_empty(dout.stage));
-    q = next;
-    dout.template next<Config::kDoutStages>();
+    release(smem.q_empty(pipe.stage));
+    release(smem.dout_empty(pipe.stage));
+    pipe = next;
     step.next(work);
   }
 }

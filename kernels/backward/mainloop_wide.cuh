@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The main loop of the gradient kernel for head dims above 128, where a block has 64 keys. The warpgroups share them:
+// The main loop of the gradient kernel for wide heads, where a block has 64 keys. The warpgroups share them:
 // each computes the scores of half of a tile's queries, and half of the channels of dk, dv and dq. Of step i:
 //
 //   S (issued in step i - 1) | issue dP | P | both have done step i - 1 | P to shared memory | wait for dP |
@@ -23,7 +23,7 @@ __device__ __forceinline__ void run_mainloop_wide(const BackwardParams& p, const
   clear_keys_behind_the_last(smem, work);
   const ptx::Descriptor k = ptx::uniform(ptx::descriptor_k_major(smem.k()));
   const ptx::Descriptor v = ptx::uniform(ptx::descriptor_k_major(smem.v()));
-  float s[kScores], d[kScores], dq[Config::kChannelsDq / 2];
+  float s[kScores], d[kScores], dq[Config::kDqRegisters];
   unsigned packed[kScores / 2];
   common::PipelineState q, dout;
   Step step(work);
@@ -48,8 +48,7 @@ __device__ __forceinline__ void run_mainloop_wide(const BackwardParams& p, const
     if constexpr (Config::kWithDq) store_scores_transposed(smem.ds(0), group * kQueries, packed);
     ptx::fence_async_proxy();
     sync_math();
-    if constexpr (Config::kWithDq)
-      multiply_half<Config::kHeadDimQk, Config::kKeys, false>(smem.ds(0), smem.k(), group, dq);
+    if constexpr (Config::kWithDq) multiply_dq(smem.ds(0), smem.k(), group, dq);
     multiply_half<Config::kHeadDimV, Config::kTile, true>(smem.p_transposed(), smem.dout(dout.stage), group, a.v);
     multiply_half<Config::kHeadDimQk, Config::kTile, true>(smem.ds_transposed(), smem.q(q.stage), group, a.k);
     if constexpr (Config::kWithDq) {

@@ -47,20 +47,47 @@ __device__ __forceinline__ void store_scores_transposed(unsigned to, int first, 
   }
 }
 
+// Stores a piece of dq to shared memory.
+__device__ __forceinline__ void store_dq_piece(unsigned to, int group, int piece,
+                                               const float (&x)[Config::kDqRegisters]) {
+  using Tile = Config::DqTile;
+  to += Tile::byte_of(group, row_of_thread(), 0) + static_cast<int>(threadIdx.x) % 4 * 8;
+#pragma unroll
+  for (int j = 0; j < Tile::kChannels / 2; j += 2) {
+    const int from = piece * (Tile::kChannels / 2) + j, eight = j / 4, next_row = j / 2 % 2 * (8 * Tile::kChannels * 4);
+    // What byte_of() swizzles by the row, which `to` has already: fewer registers than an address for each.
+    const unsigned at = (to ^ eight % 4 * 32) + eight / 4 * 128;
+    ptx::store_shared_two(at + next_row, __float_as_uint(x[from]), __float_as_uint(x[from + 1]));
+  }
+}
+
+// The same of a transposed tile, as multiply_transposed() has it.
+__device__ __forceinline__ void store_transposed_dq(unsigned to, int group, const float (&x)[Config::kDqRegisters]) {
+  using Tile = Config::DqTile;
+  constexpr int kLines = Config::kLinesQk / 2, kEights = Tile::kQueries / 8, kLine = 64 * Tile::kQueries * 4;
+  to += Tile::byte_of(row_of_thread(), 0) + static_cast<int>(threadIdx.x) % 4 * 8;
+  // Of the group's line, and of the odd one, where it has half of the queries.
+  const unsigned whole = to + group * kLine, odd = (to ^ group * (kEights / 2 * 32)) + 2 * kLines * kLine;
+#pragma unroll
+  for (int j = 0; j < Config::kDqRegisters; j += 2) {
+    const int eight = j / 4 % kEights, next_row = j / 2 % 2 * (8 * Tile::kQueries * 4);
+    const unsigned at = (j / 4 < kLines * kEights ? whole : odd) ^ eight * 32;  // as above
+    ptx::store_shared_two(at + next_row, __float_as_uint(x[j]), __float_as_uint(x[j + 1]));
+  }
+}
+
 // Gives dq of step i to the warps that add it, piece after piece.
 __device__ __forceinline__ void hand_over_dq(const Smem& smem, int group, int i,
-                                             const float (&x)[Config::kChannelsDq / 2]) {
-  using Tile = DqTile<Config::kHeadDimQk>;
+                                             const float (&x)[Config::kDqRegisters]) {
+  constexpr int kPieces = Config::DqTile::kPieces;
 #pragma unroll
-  for (int piece = 0; piece < Tile::kPieces; ++piece) {
-    const int n = i * Tile::kPieces + piece, buffer = n % Config::kDqBuffers;
+  for (int piece = 0; piece < kPieces; ++piece) {
+    const int n = i * kPieces + piece, buffer = n % Config::kDqBuffers;
     if (n >= Config::kDqBuffers) ptx::named_barrier_sync(kDqEmptyBarrier + buffer, kDqThreads);
-    const unsigned to = smem.dq(buffer) + static_cast<int>(threadIdx.x) % 4 * 8;
-#pragma unroll
-    for (int j = 0; j < Tile::kChannels / 2; j += 2) {
-      const int from = piece * (Tile::kChannels / 2) + j;
-      ptx::store_shared_two(to + Tile::byte_of(group, row_of_thread() + j / 2 % 2 * 8, j / 4), __float_as_uint(x[from]),
-                            __float_as_uint(x[from + 1]));
+    if constexpr (Config::DqTile::kTransposed) {
+      store_transposed_dq(smem.dq(buffer), group, x);
+    } else {
+      store_dq_piece(smem.dq(buffer), group, piece, x);
     }
     ptx::fence_async_proxy();
     ptx::named_barrier_arrive(kDqFullBarrier + n % Config::kWriters, kDqThreads);

@@ -10,7 +10,7 @@ namespace attune::backward {
 
 using common::int_at, common::clamp_int;
 using kernels::BackwardList, kernels::BackwardParams, kernels::BackwardTile, kernels::GradientRows;
-using kernels::kBackwardRows, kernels::kBackwardTile, kernels::NewRows, kernels::RowStats;
+using kernels::kBackwardRows, kernels::NewRows, kernels::RowStats;
 using scheduler::read_sequence, scheduler::SequenceInfo;
 
 // [begin, end); end <= begin: empty.

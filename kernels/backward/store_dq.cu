@@ -8,7 +8,7 @@
 namespace attune::backward {
 
 constexpr int kThreads = 256, kHeadDimQk = ATTUNE_HEAD_DIM_QK;
-using Tile = DqTile<kHeadDimQk>;
+using Tile = DqTile<kHeadDimQk, ATTUNE_HEAD_DIM_V>;
 
 // Whether eight channels can be stored by 16 bytes.
 __device__ __forceinline__ bool takes_eights(const GradientRows& to) {
@@ -40,31 +40,69 @@ __device__ __forceinline__ void store_eight(const GradientRows& to, bool eights,
   }
 }
 
-// Stores the tile of queries that begins at `begin`. Returns whether what this thread had is finite.
-__device__ __forceinline__ bool store_tile(const BackwardParams& p, const SequenceInfo& s, int b, int head, int begin) {
-  constexpr int kEights = 2 * Tile::Half::kChannels / 8;
-  const char* const sums =
-      reinterpret_cast<const char*>(p.dq_sums + dq_tile_at(p, s, b, head, begin) * Tile::kFloats);
-  const bool eights = takes_eights(p.dq);
-  bool finite = true;
-  for (int i = threadIdx.x; i < kBackwardTile * kEights; i += kThreads) {
-    const int row = i / kEights, group = i % kEights / (kEights / 2), eight = i % (kEights / 2);
-    const int channel = Tile::Half::channel_of(group, eight);
-    if (begin + row >= s.num_q || channel >= kHeadDimQk) continue;
-    float x[8] = {};
+// A tile of queries, of a sequence and a head.
+struct TileOfDq {
+  const BackwardParams& p;
+  const SequenceInfo& s;
+  int b, head, begin;
+  const char* sums;
+  bool eights;
+
+  __device__ __forceinline__ bool has(int row) const { return begin + row < s.num_q; }
+  // Whether anybody has added to a row. Else it may hold anything.
+  __device__ __forceinline__ bool sees(int row) const {
     const Span keys = keys_of_query(p, s, begin + row);
-    if (keys.begin < keys.end) {  // else nobody may have written here
-      const char* const from =
-          sums + eight / Tile::kEights * Tile::kPieceFloats * 4 + Tile::byte_of(group, row, eight % Tile::kEights);
-      const float4 y = *reinterpret_cast<const float4*>(from), z = *reinterpret_cast<const float4*>(from + 16);
-      const float of_row[8] = {y.x, y.y, y.z, y.w, z.x, z.y, z.z, z.w};
+    return keys.begin < keys.end;
+  }
+  // Scales and stores eight channels of a row, which are 0 if it sees nothing. Returns whether they are finite.
+  __device__ __forceinline__ bool store(int row, int channel, float (&x)[8]) const {
+    const bool any = sees(row);
+    bool finite = true;
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        x[j] = p.scale * of_row[j];
-        finite &= fabsf(x[j]) < ptx::infinity();
-      }
+    for (int j = 0; j < 8; ++j) {
+      x[j] = any ? p.scale * x[j] : 0.0f;
+      finite &= fabsf(x[j]) < ptx::infinity();
     }
     store_eight(p.dq, eights, query_offset(p, s, b, p.dq, begin + row, head), channel, x);
+    return finite;
+  }
+};
+
+// Stores the tile. Returns whether what this thread had is finite.
+__device__ __forceinline__ bool store_rows(const TileOfDq& t) {
+  constexpr int kEights = 2 * Tile::Half::kChannels / 8;
+  bool finite = true;
+  for (int i = threadIdx.x; i < Tile::kQueries * kEights; i += kThreads) {
+    const int row = i / kEights, group = i % kEights / (kEights / 2), eight = i % (kEights / 2);
+    const int channel = Tile::Half::channel_of(group, eight);
+    if (!t.has(row) || channel >= kHeadDimQk) continue;
+    const char* const from =
+        t.sums + eight / Tile::kEights * Tile::kPieceFloats * 4 + Tile::byte_of(group, row, eight % Tile::kEights);
+    const float4 y = *reinterpret_cast<const float4*>(from), z = *reinterpret_cast<const float4*>(from + 16);
+    float x[8] = {y.x, y.y, y.z, y.w, z.x, z.y, z.z, z.w};
+    finite &= t.store(row, channel, x);
+  }
+  return finite;
+}
+// The same of a transposed tile: a thread has eight channels of two queries, four threads have 32 bytes of each sum's
+// line, and those of eight such fours store 128 bytes of a row.
+__device__ __forceinline__ bool store_columns(const TileOfDq& t) {
+  constexpr int kEights = (kHeadDimQk + 7) / 8;
+  bool finite = true;
+  for (int i = threadIdx.x; i < Tile::kQueries / 2 * kEights; i += kThreads) {
+    const int pair = i % 4, channel = i / 4 % kEights * 8, eight = i / (4 * kEights), row = 8 * eight + 2 * pair;
+    float2 x[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      x[j] = *reinterpret_cast<const float2*>(t.sums + Tile::byte_of(channel + j, eight) + 8 * pair);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (!t.has(row + e)) continue;
+      float of_row[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) of_row[j] = e == 0 ? x[j].x : x[j].y;
+      finite &= t.store(row + e, channel, of_row);
+    }
   }
   return finite;
 }
@@ -81,8 +119,15 @@ extern "C" __global__ void __launch_bounds__(attune::backward::kThreads)
   const BackwardTile tile = tiles_of(p.q_list)[block.index];
   const SequenceInfo s = read_sequence(p, tile.batch);
   bool finite = true;
-  for (int begin = tile.begin; begin < min(tile.begin + kBackwardRows, s.num_q); begin += kBackwardTile)
-    finite &= store_tile(p, s, tile.batch, block.head, begin);
+  for (int begin = tile.begin; begin < min(tile.begin + kBackwardRows, s.num_q); begin += Tile::kQueries) {
+    const float* const sums = p.dq_sums + Tile::at(p, s, tile.batch, block.head, begin) * Tile::kFloats;
+    const TileOfDq t{p, s, tile.batch, block.head, begin, reinterpret_cast<const char*>(sums), takes_eights(p.dq)};
+    if constexpr (Tile::kTransposed) {
+      finite &= store_columns(t);
+    } else {
+      finite &= store_rows(t);
+    }
+  }
   const int any = __syncthreads_or(finite ? 0 : 1);
   if (threadIdx.x == 0) p.q_nonfinite[blockIdx.x] = any;
 }

@@ -139,29 +139,33 @@ ATTUNE_WGMMAS_ALONG_K(256, 128, 129, 130, 131, 132, 133)
 #undef ATTUNE_WGMMAS_ALONG_K
 #undef ATTUNE_WGMMA_ALONG_K
 
-// Both in shared memory, b N-major, of 16-bit elements: static void shared(d, a, b, accumulate).
+// Of 16-bit elements, both in shared memory: static void shared(d, a, b, accumulate).
 template <int kN, Type kType>
-struct WgmmaAlongN;
+struct WgmmaAlongN;  // b N-major
+template <int kN, Type kType>
+struct WgmmaAlongM;  // a M-major, with its 64 rows in one line, b K-major
 
-// i0..i2: the numbers of the operands after the n / 2 of d.
-#define ATTUNE_WGMMA_ALONG_N(n, kind, name, i0, i1, i2)                                                           \
+// majors: of a and b; i0..i2: the numbers of the operands after the n / 2 of d.
+#define ATTUNE_WGMMA_ALONG(Wgmma, n, kind, name, majors, i0, i1, i2)                                              \
   template <>                                                                                                     \
-  struct WgmmaAlongN<n, Type::kind> {                                                                             \
+  struct Wgmma<n, Type::kind> {                                                                                   \
     __device__ __forceinline__ static void shared(float (&d)[n / 2], Descriptor a, Descriptor b, int accumulate) { \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n          \
-                   "k16.f32." name "." name " {" ATTUNE_N##n "}, %" #i0 ", %" #i1 ", p, 1, 1, 0, 1;\n}"           \
+                   "k16.f32." name "." name " {" ATTUNE_N##n "}, %" #i0 ", %" #i1 ", p, 1, 1, " majors ";\n}"     \
                    : ATTUNE_O##n                                                                                  \
                    : "l"(a.bits()), "l"(b.bits()), "r"(accumulate)                                                \
                    : "memory");                                                                                   \
     }                                                                                                             \
   };
-#define ATTUNE_WGMMAS_ALONG_N(n, ...)                 \
-  ATTUNE_WGMMA_ALONG_N(n, kBf16, "bf16", __VA_ARGS__) \
-  ATTUNE_WGMMA_ALONG_N(n, kF16, "f16", __VA_ARGS__)
-ATTUNE_WGMMAS_ALONG_N(32, 16, 17, 18)
-ATTUNE_WGMMAS_ALONG_N(64, 32, 33, 34)
-ATTUNE_WGMMAS_ALONG_N(128, 64, 65, 66)
-#undef ATTUNE_WGMMAS_ALONG_N
-#undef ATTUNE_WGMMA_ALONG_N
+#define ATTUNE_WGMMAS_ALONG(Wgmma, n, majors, ...)                 \
+  ATTUNE_WGMMA_ALONG(Wgmma, n, kBf16, "bf16", majors, __VA_ARGS__) \
+  ATTUNE_WGMMA_ALONG(Wgmma, n, kF16, "f16", majors, __VA_ARGS__)
+ATTUNE_WGMMAS_ALONG(WgmmaAlongN, 32, "0, 1", 16, 17, 18)
+ATTUNE_WGMMAS_ALONG(WgmmaAlongN, 64, "0, 1", 32, 33, 34)
+ATTUNE_WGMMAS_ALONG(WgmmaAlongN, 128, "0, 1", 64, 65, 66)
+ATTUNE_WGMMAS_ALONG(WgmmaAlongM, 16, "1, 0", 8, 9, 10)
+ATTUNE_WGMMAS_ALONG(WgmmaAlongM, 32, "1, 0", 16, 17, 18)
+#undef ATTUNE_WGMMAS_ALONG
+#undef ATTUNE_WGMMA_ALONG
 
 }  // namespace attune::ptx

@@ -94,9 +94,9 @@ struct Operand {
       decode(operand_bytes(chunk_along_k(row, chunk), kChunk), 4, format,
              to + chunk * (format == Format::kE4m3 ? 16 : 8));
   }
-  // Eight 16-bit elements along N, from n on.
+  // Eight 16-bit elements along N, from n on; of a, along M.
   void columns(unsigned k, unsigned n, Format format, float* to) const {
-    if (layout != 1) throw std::runtime_error("the emulator's operands along N are swizzled by 128 bytes");
+    if (layout != 1) throw std::runtime_error("the emulator's operands along M and N are swizzled by 128 bytes");
     const unsigned at = start + n / 64 * leading + n % 64 * 2 + k / 8 * strided + k % 8 * 128;
     decode(operand_bytes(swizzled(at, 0x70), kChunk), 4, format, to);
   }
@@ -162,9 +162,14 @@ void multiply_warp(void* const* all) {
   } else {
     const unsigned row = g_running.thread.x / 32 % 4 * kRows;
     const Operand a_rows(first.a);
-    for (unsigned r = 0; r < kRows; ++r) a_rows.row_along_k(row + r, first.format, g_a[r]);
     // The instruction is the whole group's: any of its warps may read any row.
-    for (unsigned chunk = 0; g_block->cluster->shadow != nullptr && chunk < 2 * 4 * kRows; ++chunk)
+    for (unsigned k = 0; first.a_along_m && k < static_cast<unsigned>(steps); ++k) {
+      float of_k[4 * kRows];
+      for (unsigned m = 0; m < 4 * kRows; m += 8) a_rows.columns(k, m, first.format, of_k + m);
+      for (unsigned r = 0; r < kRows; ++r) g_a[r][k] = of_k[row + r];
+    }
+    for (unsigned r = 0; !first.a_along_m && r < kRows; ++r) a_rows.row_along_k(row + r, first.format, g_a[r]);
+    for (unsigned chunk = 0; g_block->cluster->shadow != nullptr && !first.a_along_m && chunk < 2 * 4 * kRows; ++chunk)
       operand_bytes(a_rows.chunk_along_k(chunk / 2, chunk % 2), kChunk);
   }
   const Operand b(first.b);

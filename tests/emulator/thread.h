@@ -142,7 +142,7 @@ struct ProductLane {
   uint64_t a, b;  // descriptors' bits
   int n, accumulate;
   Format format;
-  bool b_along_n;
+  bool b_along_n, a_along_m = false;
 };
 ATTUNE_EMULATOR void multiply(ProductLane lane);
 

@@ -31,7 +31,7 @@ class CudaBackwardPlan final : public BackwardPlan {
 
   size_t workspace_size() const override { return c_.workspace_bytes(); }
   std::string describe() const override {
-    return cat("cuda_backward: blocks of ", c_.block_keys(), " keys, tiles of ", kernels::kBackwardTile,
+    return cat("cuda_backward: blocks of ", c_.block_keys(), " keys, tiles of ", c_.tile(),
                " queries; dq is added in the order of the keys");
   }
 
@@ -47,7 +47,7 @@ class CudaBackwardPlan final : public BackwardPlan {
       launch.shared_bytes = static_cast<uint32_t>(launches_[i].kernel.shared_bytes);
       launch.stream = stream;
       if (launches_[i].with_maps) {
-        const Maps m = backward::describe_maps(p);
+        const Maps m = backward::describe_maps(p, c_);
         launch_kernel(*kernels_[i], launch, params, make_tensor_map(m.k, device_), make_tensor_map(m.v, device_),
                       make_tensor_map(m.q, device_), make_tensor_map(m.dout, device_));
       } else {

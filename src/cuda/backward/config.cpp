@@ -28,7 +28,7 @@ size_t lay_out(const Config& c, void* workspace, kernels::BackwardParams& k) {
   k.q_list = take_list(c.max_q_tiles);
   k.kv_list = take_list(c.max_kv_tiles);
   k.stats = w.take<kernels::RowStats>(c.heads_q * c.stats_stride);
-  k.dq_sums = w.take<float>(c.heads_q * c.dq_tiles * kernels::dq_tile_floats(c.head_dim_qk));
+  k.dq_sums = w.take<float>(c.heads_q * c.dq_tiles * kernels::dq_tile_floats(c.head_dim_qk, c.head_dim_v));
   k.dq_turns = w.take<unsigned>(c.heads_q * c.dq_tiles * kernels::dq_pieces(c.head_dim_qk));
   k.q_nonfinite = w.take<int>(c.blocks(false));
   k.kv_nonfinite = w.take<int>(c.blocks(true));
@@ -59,16 +59,18 @@ void for_each_input(const BackwardProblem& p, const Body& body) {
 
 }  // namespace
 
-int Config::q_stages() const { return std::max(head_dim_qk, head_dim_v) > 64 ? 2 : 4; }
-// Less only where shared memory is too small: the next tile is copied while its products run.
-int Config::dout_stages() const {
-  const int stages = q_stages();
+// Less of dout's only where shared memory is too small: the next tile is copied while its products run.
+Config::Stages Config::stages() const {
+  const int most = tile() == 32 ? 3 : std::max(head_dim_qk, head_dim_v) > 64 ? 2 : 4;
   constexpr int kMostSharedBytes = 227 * 1024;
-  return kernels::backward_shared_bytes(head_dim_qk, head_dim_v, stages, stages) <= kMostSharedBytes ? stages : 1;
+  for (const Stages s : {Stages{most, most}, Stages{2, 2}}) {
+    if (kernels::backward_shared_bytes(head_dim_qk, head_dim_v, s.q, s.dout) <= kMostSharedBytes) return s;
+  }
+  return {2, 1};
 }
 
 size_t Config::shared_bytes() const {
-  return static_cast<size_t>(kernels::backward_shared_bytes(head_dim_qk, head_dim_v, q_stages(), dout_stages()));
+  return static_cast<size_t>(kernels::backward_shared_bytes(head_dim_qk, head_dim_v, stages().q, stages().dout));
 }
 
 KernelSpec Config::schedule_kernel() const { return {"backward/schedule.cu", "attune_backward_schedule", {}, 0}; }
@@ -84,11 +86,14 @@ KernelSpec Config::gradients_kernel() const {
           "attune_backward_gradients",
           {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk),
            define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_WITH_DQ", with_dq() ? 1 : 0),
-           define("ATTUNE_Q_STAGES", q_stages()), define("ATTUNE_DOUT_STAGES", dout_stages())},
+           define("ATTUNE_Q_STAGES", stages().q), define("ATTUNE_DOUT_STAGES", stages().dout)},
           shared_bytes()};
 }
 KernelSpec Config::store_dq_kernel() const {
-  return {"backward/store_dq.cu", "attune_backward_store_dq", {define("ATTUNE_HEAD_DIM_QK", head_dim_qk)}, 0};
+  return {"backward/store_dq.cu",
+          "attune_backward_store_dq",
+          {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v)},
+          0};
 }
 KernelSpec Config::recompute_kernel(bool of_keys) const {
   return {"backward/recompute.cu",
@@ -129,7 +134,7 @@ Config choose_config(const BackwardProblem& p) {
   c.max_kv_tiles = f.k.rows / keys + f.batch;  // of any lengths: runs may have fewer sequences of more keys each
   // Each sequence begins at an even row; a tile may reach beyond the last one.
   c.stats_stride = round_up(f.total_q + f.batch + kRows, 2);
-  if (p.dq) c.dq_tiles = f.total_q / kernels::kBackwardTile + f.batch;
+  if (p.dq) c.dq_tiles = f.total_q / c.tile() + f.batch;
   c.with_dkv = p.dk || p.dv;
   return c;
 }
@@ -184,16 +189,15 @@ kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, voi
   return k;
 }
 
-Maps describe_maps(const BackwardProblem& p) {
+Maps describe_maps(const BackwardProblem& p, const Config& c) {
   const Problem& f = p.forward;
   const auto q_side = [&](const RowView& v, int64_t head_dim) {
-    TensorMapDesc m = attention::row_map(f, v, f.heads_q, head_dim, kernels::kBackwardTile, 1);
+    TensorMapDesc m = attention::row_map(f, v, f.heads_q, head_dim, c.tile(), 1);
     if (m.data == nullptr) m.data = f.k.data;  // no queries: what is not read must be a map all the same
     return m;
   };
   const auto k_side = [&](const RowView& v, int64_t head_dim) {
-    return attention::row_map(f, v, f.heads_kv, head_dim,
-                              kernels::backward_keys(to_int(f.head_dim_qk), to_int(f.head_dim_v)), 1);
+    return attention::row_map(f, v, f.heads_kv, head_dim, c.block_keys(), 1);
   };
   return {k_side(f.k, f.head_dim_qk), k_side(f.v, f.head_dim_v), q_side(f.q, f.head_dim_qk),
           q_side(p.dout, f.head_dim_v)};

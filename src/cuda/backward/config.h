@@ -24,10 +24,13 @@ struct Config {
 
   static constexpr int kThreads = 384, kScheduleThreads = 1024, kRowThreads = 256;
   bool with_dq() const { return dq_tiles > 0; }
-  // Keys of a block of the gradient kernel, and its tiles of q and dout in shared memory.
+  // Keys of a block of the gradient kernel, queries of its tiles, and how many of q and dout are in shared memory.
   int block_keys() const { return kernels::backward_keys(head_dim_qk, head_dim_v); }
-  int q_stages() const;
-  int dout_stages() const;
+  int tile() const { return kernels::backward_tile(head_dim_qk, head_dim_v); }
+  struct Stages {
+    int q, dout;
+  };
+  Stages stages() const;
   size_t shared_bytes() const;
   KernelSpec schedule_kernel() const;
   KernelSpec row_stats_kernel() const;
@@ -51,7 +54,7 @@ kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, voi
 struct Maps {
   TensorMapDesc k, v, q, dout;
 };
-Maps describe_maps(const BackwardProblem& p);
+Maps describe_maps(const BackwardProblem& p, const Config& c);
 
 // A launch of a run: without tensor maps unless with_maps.
 struct Launch {

@@ -44,6 +44,13 @@ struct WgmmaAlongN {
 };
 
 template <int kN, Type kType>
+struct WgmmaAlongM {
+  static void shared(float (&d)[kN / 2], Descriptor a, Descriptor b, int accumulate) {
+    emulator::multiply({d, nullptr, a.bits(), b.bits(), kN, accumulate, format_of(kType), false, true});
+  }
+};
+
+template <int kN, Type kType>
 struct WgmmaAlongK {
   template <class B>
   static void registers(float (&d)[kN / 2], const unsigned* a, B b, int accumulate) {
