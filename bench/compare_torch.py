@@ -40,7 +40,7 @@ def run_attune(attune, name, threads, min_time):
     """One timing of one case by attune bench. Seconds of a run, and the entry of its report."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "bench.json"
-        command = [attune, "bench", "--filter", f"^{re.escape(name)}$", "--threads", str(threads)]
+        command = [attune, "bench", "--device", "cpu", "--filter", f"^{re.escape(name)}$", "--threads", str(threads)]
         command += ["--min-time", str(min_time), "--no-ceilings", "--no-check", "--json", str(report)]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode != 0:
@@ -50,7 +50,7 @@ def run_attune(attune, name, threads, min_time):
 
 
 def case_names(attune, expression):
-    command = [attune, "bench", "--list", "--filter", expression]
+    command = [attune, "bench", "--device", "cpu", "--list", "--filter", expression]
     listed = subprocess.run(command, capture_output=True, text=True, check=False)
     if listed.returncode != 0:
         sys.exit(listed.stderr.strip())

@@ -34,7 +34,7 @@ constexpr int64_t kCheckedRows = 48;
 constexpr int kFewestRuns = 5;
 
 struct BenchOptions {
-  std::string device = "cpu", filter, json;
+  std::string device = "auto", filter, json;
   int threads = 0, reps = 0;
   double min_time = 0.5;
   bool list = false, no_check = false, no_ceilings = false;
@@ -216,47 +216,57 @@ ordered_json to_json(const std::vector<Timing>& timings, const std::optional<Cei
 
 std::string milliseconds(double seconds) { return fmt::format("{:.3f}", seconds * 1e3); }
 
-void print_head(attune_device device, const std::optional<Ceilings>& ceilings, size_t width) {
-  if (device.type == ATTUNE_DEVICE_CUDA) {
-    if (ceilings)
-      fmt::print("{}; measured ceiling: {:.0f} GB/s read\n", device_info(device).name, ceilings->read_gbps_all);
-    fmt::print("{:<{}}  {:>10} {:>10} {:>10} {:>7}  {:>8} {:>6}  {:>7}\n", "case", width, "median us", "p10", "p90",
-               "graphs", "GB/s", "peak", "TFLOP/s");
-    return;
+// Columns of the figures: what is left of 80 is the name's, and a table with longer names has them on lines of their
+// own.
+constexpr size_t kFigures = 59, kNameColumns = 80 - kFigures;
+
+void print_row(const std::string& name, size_t width, const std::string& figures) {
+  if (width <= kNameColumns) {
+    fmt::print("{:<{}}{}\n", name, width, figures);
+  } else {
+    fmt::print("{}\n{:<{}}{}\n", name, "", kNameColumns, figures);
   }
-  if (ceilings) {
+}
+
+void print_head(attune_device device, const std::optional<Ceilings>& ceilings, size_t width) {
+  const bool on_cuda = device.type == ATTUNE_DEVICE_CUDA;
+  if (ceilings && on_cuda) {
+    fmt::print("{}; measured ceiling: {:.0f} GB/s read\n", device_info(device).name, ceilings->read_gbps_all);
+  } else if (ceilings) {
     fmt::print("{}; measured ceilings: {:.1f} fp32 GFLOP/s, {:.1f} GB/s read\n", counted(num_threads(), "thread"),
                ceilings->fma_gflops_all, ceilings->read_gbps_all);
   }
-  fmt::print("{:<{}}  {:>10} {:>10} {:>10} {:>5}  {:>8} {:>6}  {:>7} {:>6}\n", "case", width, "median ms", "p10", "p90",
-             "runs", "GFLOP/s", "peak", "GB/s", "peak");
+  const std::string figures = on_cuda ? fmt::format("{:>11}{:>9}{:>9}{:>8}{:>8}{:>6}{:>8}", "median us", "p10", "p90",
+                                                    "graphs", "GB/s", "peak", "TFLOP/s")
+                                      : fmt::format("{:>11}{:>9}{:>9}{:>5}{:>8}{:>6}{:>6}{:>5}", "median ms", "p10",
+                                                    "p90", "runs", "GFLOP/s", "peak", "GB/s", "peak");
+  fmt::print("{:<{}}{}\n", "case", std::min(width, kNameColumns), figures);
 }
 
 void print_timing(const Timing& t, attune_device device, const std::optional<Ceilings>& ceilings, size_t width) {
-  if (!t.failure.empty()) {
-    fmt::print("{:<{}}  FAILED {}\n", t.spec->name, width, t.failure);
-    return;
-  }
-  if (!t.not_covered.empty()) {
-    fmt::print("{:<{}}  not covered: {}\n", t.spec->name, width, t.not_covered);
+  if (!t.failure.empty() || !t.not_covered.empty()) {
+    const std::string what = t.failure.empty() ? "not covered: " + t.not_covered : "FAILED " + t.failure;
+    fmt::print("{}\n", wrapped(fmt::format("{}  {}", t.spec->name, what), 2));
     return;
   }
   const auto share = [&](double value, double ceiling) {
-    return ceilings ? fmt::format("{:4.0f} %", 100 * value / ceiling) : std::string("      ");
+    return ceilings ? fmt::format("{:.0f} %", 100 * value / ceiling) : std::string();
   };
+  const std::string read = share(t.gbps(), ceilings ? ceilings->read_gbps_all : 1);
   if (device.type == ATTUNE_DEVICE_CUDA) {
-    fmt::print("{:<{}}  {:>10.2f} {:>10.2f} {:>10.2f} {:>7}  {:>8.0f} {}  {:>7.0f}\n", t.spec->name, width,
-               t.median * 1e6, t.p10 * 1e6, t.p90 * 1e6, t.runs, t.gbps(),
-               share(t.gbps(), ceilings ? ceilings->read_gbps_all : 1), t.gflops() * 1e-3);
+    print_row(t.spec->name, width,
+              fmt::format("{:>11.2f}{:>9.2f}{:>9.2f}{:>8}{:>8.0f}{:>6}{:>8.0f}", t.median * 1e6, t.p10 * 1e6,
+                          t.p90 * 1e6, t.runs, t.gbps(), read, t.gflops() * 1e-3));
     return;
   }
-  fmt::print("{:<{}}  {:>10} {:>10} {:>10} {:>5}  {:>8.1f} {}  {:>7.2f} {}\n", t.spec->name, width,
-             milliseconds(t.median), milliseconds(t.p10), milliseconds(t.p90), t.runs, t.gflops(),
-             share(t.gflops(), ceilings ? ceilings->fma_gflops_all : 1), t.gbps(),
-             share(t.gbps(), ceilings ? ceilings->read_gbps_all : 1));
+  print_row(t.spec->name, width,
+            fmt::format("{:>11}{:>9}{:>9}{:>5}{:>8.1f}{:>6}{:>6.2f}{:>5}", milliseconds(t.median), milliseconds(t.p10),
+                        milliseconds(t.p90), t.runs, t.gflops(),
+                        share(t.gflops(), ceilings ? ceilings->fma_gflops_all : 1), t.gbps(), read));
 }
 
 std::optional<Ceilings> measure(attune_device device) {
+  say("measuring the machine's ceilings\n");
   if (device.type == ATTUNE_DEVICE_CPU) return measure_ceilings(num_threads());
   Ceilings ceilings{};
   ceilings.read_gbps_all = measure_cuda_read(device.index);
@@ -264,8 +274,9 @@ std::optional<Ceilings> measure(attune_device device) {
 }
 
 void bench(const BenchOptions& options) {
-  // Before the device is looked for: the names can be listed anywhere.
-  const bool on_cuda = options.device.rfind("cuda", 0) == 0;
+  // The names of a device's set can be listed where there is no such device.
+  const bool on_cuda = options.device.rfind("cuda", 0) == 0 ||
+                       (options.device == "auto" && parse_device("auto").type == ATTUNE_DEVICE_CUDA);
   const std::vector<cases::Case> picked =
       filter_cases(on_cuda ? cases::cuda_bench_cases() : cases::bench_cases(), options.filter);
   if (options.list) {
@@ -301,7 +312,7 @@ void bench(const BenchOptions& options) {
 void add_bench_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("bench", "Check, then time the bench set of the table of cases");
   auto options = std::make_shared<BenchOptions>();
-  command->add_option("--device", options->device, "Device to time")->capture_default_str();
+  command->add_option("--device", options->device, kDeviceHelp)->capture_default_str();
   command->add_option("--filter", options->filter, "Only cases whose name matches this regular expression");
   command->add_option("--threads", options->threads, "Threads of the CPU backend; 0: the default")
       ->capture_default_str()

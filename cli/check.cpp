@@ -30,7 +30,7 @@ namespace {
 using nlohmann::ordered_json;
 
 struct CheckOptions {
-  std::string device = "cpu";
+  std::string device = "auto";
   std::string filter;
   int random = 300;
   bool list = false, json = false;
@@ -147,7 +147,7 @@ CheckResult run_cases(const std::vector<cases::Case>& picked, cases::Memory& mem
       result.failures.push_back({spec.name, report.failure});
       if (!quiet) {
         progress.finish();
-        fmt::print("FAILED {}\n       {}\n", spec.name, report.failure);
+        fmt::print("FAILED {}\n{}\n", spec.name, wrapped("       " + report.failure, 7));
       }
     } else if (report.worst.ratio > result.worst.ratio) {
       result.worst = report.worst;
@@ -187,7 +187,7 @@ void print_not_covered(const NotCovered& not_covered, const std::string& device)
   std::vector<std::pair<int64_t, std::string>> reasons;
   for (const auto& [reason, count] : not_covered.reasons) reasons.emplace_back(count, reason);
   std::stable_sort(reasons.begin(), reasons.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
-  for (const auto& [count, reason] : reasons) fmt::print("  {:>5}  {}\n", count, reason);
+  for (const auto& [count, reason] : reasons) fmt::print("{}\n", wrapped(fmt::format("  {:>5}  {}", count, reason), 9));
 }
 
 void print_text(const CheckResult& result, const std::string& device) {
@@ -195,8 +195,11 @@ void print_text(const CheckResult& result, const std::string& device) {
              result.num_cases - static_cast<int64_t>(result.failures.size()), counted(result.num_cases, "case"),
              noun(result.num_cases, "its", "their"), device, counted(result.num_elements, "element"), result.seconds);
   if (!result.worst_case.empty()) {
-    fmt::print("closest to its bound: {} of {}: {:.6g}, exactly {:.6g}, {:.0f} % of the bound\n", result.worst.where,
-               result.worst_case, result.worst.actual, result.worst.expected, 100 * result.worst.ratio);
+    const cases::Element& worst = result.worst;
+    fmt::print("{}\n",
+               wrapped(fmt::format("closest to its bound: {} of {}: {:.6g}, exactly {:.6g}, {:.0f} % of the bound",
+                                   worst.where, result.worst_case, worst.actual, worst.expected, 100 * worst.ratio),
+                       2));
   }
 }
 
@@ -235,7 +238,7 @@ void check(const CheckOptions& options) {
 void add_check_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("check", "Check every case of the table against the float64 oracle");
   auto options = std::make_shared<CheckOptions>();
-  command->add_option("--device", options->device, "Device to check")->capture_default_str();
+  command->add_option("--device", options->device, kDeviceHelp)->capture_default_str();
   command->add_option("--filter", options->filter, "Only cases whose name matches this regular expression");
   command->add_option("--random", options->random, "Number of random cases beside the table")
       ->capture_default_str()

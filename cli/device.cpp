@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
+#include <vector>
 
 #include "attune/attune.hpp"
 #include "commands.h"
@@ -22,11 +24,16 @@ attune_device_info device_info(attune_device device) {
 }
 
 attune_device parse_device(const std::string& text) {
+  const std::vector<attune_device_info> all = devices();
+  if (text == "auto") {
+    const auto gpu =
+        std::find_if(all.begin(), all.end(), [](const auto& info) { return info.device.type == ATTUNE_DEVICE_CUDA; });
+    return (gpu == all.end() ? all.front() : *gpu).device;
+  }
+  if (text == "cuda") return parse_device("cuda:0");
   std::string known;
-  for (const attune_device_info& info : devices()) {
-    // auto means the CPU until the kernels of a GPU cover what the commands ask for.
-    if (text == device_name(info.device) || (text == "auto" && info.device.type == ATTUNE_DEVICE_CPU))
-      return info.device;
+  for (const attune_device_info& info : all) {
+    if (text == device_name(info.device)) return info.device;
     known += ", " + device_name(info.device);
   }
   int index = 0;
@@ -39,7 +46,7 @@ attune_device parse_device(const std::string& text) {
     throw UserError(fmt::format("{}; this machine has auto{}", attune_last_error(), known));
   }
   throw UserError(
-      fmt::format("unknown device '{}'; it must be auto, cpu or cuda:N (this machine has auto{})", text, known));
+      fmt::format("unknown device '{}'; it must be auto, cpu, cuda or cuda:N (this machine has auto{})", text, known));
 }
 
 }  // namespace attune::cli

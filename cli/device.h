@@ -8,7 +8,9 @@
 
 namespace attune::cli {
 
-// "auto", "cpu" or "cuda:N". Throws UserError with the devices that there are.
+inline constexpr char kDeviceHelp[] = "auto (a GPU where there is one), cpu, cuda (cuda:0) or cuda:N";
+// "auto": the first GPU where there is one, else the CPU; "cpu", "cuda" or "cuda:N". Throws UserError with the devices
+// that there are.
 attune_device parse_device(const std::string& text);
 attune_device_info device_info(attune_device device);
 // "cpu", "cuda:0".

@@ -82,17 +82,18 @@ Answer ask(const Call& call, attune_device device) {
 }
 
 void print_call(const Call& call, const Answer& answer) {
+  constexpr size_t kIndent = 13;
   fmt::print("{}\n", call.name);
   if (!answer.support) {
-    fmt::print("  not supported: {}\n", answer.support.reason);
+    fmt::print("{}\n", wrapped("  not supported: " + answer.support.reason, kIndent));
     return;
   }
   // A description may have several lines.
   std::string plan = answer.plan;
   for (size_t at = plan.find('\n'); at != std::string::npos; at = plan.find('\n', at + 1))
-    plan.insert(at + 1, "             ");
+    plan.insert(at + 1, std::string(kIndent, ' '));
   plan.erase(plan.find_last_not_of(" \n") + 1);
-  fmt::print("  plan       {}\n", plan);
+  fmt::print("{}\n", wrapped("  plan       " + plan, kIndent));
   fmt::print("  workspace  {}\n", counted(static_cast<int64_t>(answer.workspace), "byte"));
   fmt::print("  work       {:.4g} MFLOP, {:.4g} MB at least: {:.3g} FLOP a byte\n", call.work.flops / 1e6,
              call.work.bytes / 1e6, call.work.flops / call.work.bytes);
@@ -123,9 +124,11 @@ void explain(const ExplainOptions& o) {
   std::optional<OutputFile> file;
   if (!o.json.empty()) file.emplace(o.json);
   const LayerParameters layer(model, o.seqlen_kv);
-  fmt::print("{}: {}\n{}, {} and {} each, {} cache in pages of {}, on {} ({})\n\n", model.name, model.title,
-             counted(o.batch, "sequence"), counted(o.seqlen_q, "query", "queries"), counted(o.seqlen_kv, "key"),
-             kv_dtype_name(kv), o.page_size, device_name(device), device_info(device).isa);
+  fmt::print("{}\n", wrapped(fmt::format("{}: {}\n{}, {} and {} each, {} cache in pages of {}, on {} ({})\n",
+                                         model.name, model.title, counted(o.batch, "sequence"),
+                                         counted(o.seqlen_q, "query", "queries"), counted(o.seqlen_kv, "key"),
+                                         kv_dtype_name(kv), o.page_size, device_name(device), device_info(device).isa),
+                             2));
   ordered_json calls = ordered_json::array();
   bool all_supported = true;
   for (const Call& call : layer_calls(model, kv, o, layer)) {
@@ -153,7 +156,7 @@ void add_explain_command(CLI::App& app) {
     command->add_option(name, value, text)->check(CLI::Range(int64_t{1}, int64_t{1} << 24))->capture_default_str();
   };
   command->add_option("--model", o.model, "Model name (see attune models) or a .json file")->capture_default_str();
-  command->add_option("--device", o.device, "auto, cpu or cuda:N")->capture_default_str();
+  command->add_option("--device", o.device, kDeviceHelp)->capture_default_str();
   command->add_option("--kv-dtype", o.kv_dtype, "bf16, fp16, fp32, e4m3, int8 or mla656; default: the model's");
   whole("--batch", o.batch, "Sequences");
   whole("--seqlen-q", o.seqlen_q, "Queries of each");

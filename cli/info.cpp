@@ -179,15 +179,21 @@ ordered_json to_json(const std::optional<Ceilings>& ceilings) {
   return j;
 }
 
+// "  name    text", which goes on below itself.
+void print_item(const std::string& name, size_t width, const std::string& text) {
+  fmt::print("{}\n", wrapped(fmt::format("  {:<{}} {}", name, width, text), width + 3));
+}
+
 void print_text(const std::optional<Ceilings>& ceilings) {
   fmt::print("attune {}\n\ndevices\n", version());
   for (const attune_device_info& d : devices()) {
-    fmt::print("  {:<7} {}, {}, {}, {:.1f} GiB\n", device_name(d.device), d.name, d.isa,
-               counted(d.num_units, d.device.type == ATTUNE_DEVICE_CUDA ? "multiprocessor" : "thread"),
-               static_cast<double>(d.memory_bytes) / (1 << 30));
+    print_item(device_name(d.device), 7,
+               fmt::format("{}, {}, {}, {:.1f} GiB", d.name, d.isa,
+                           counted(d.num_units, d.device.type == ATTUNE_DEVICE_CUDA ? "multiprocessor" : "thread"),
+                           static_cast<double>(d.memory_bytes) / (1 << 30)));
   }
   fmt::print("\nCUDA\n");
-  for (const auto& [name, text] : cuda_lines()) fmt::print("  {:<10}  {}\n", name, text);
+  for (const auto& [name, text] : cuda_lines()) print_item(name, 11, text);
   if (ceilings) {
     fmt::print("\nceilings of the CPU, measured now\n");
     fmt::print("  fp32 FMA  {:.1f} GFLOP/s on 1 thread, {:.1f} on {}\n", ceilings->fma_gflops_1,
@@ -199,7 +205,7 @@ void print_text(const std::optional<Ceilings>& ceilings) {
   fmt::print("\nkernels\n");
   for (const attune_kernel_info& k : kernels()) {
     fmt::print("  {} ({}, {})\n", k.name, k.operation, device_type_name(k.device_type));
-    for (const auto& [axis, values] : parse_coverage(k.coverage)) fmt::print("    {:<13} {}\n", axis, values);
+    for (const auto& [axis, values] : parse_coverage(k.coverage)) print_item("  " + axis, 15, values);
   }
 }
 
@@ -220,7 +226,10 @@ void add_info_command(CLI::App& app) {
     if (options->matrix) return print_matrix();
     if (options->features) return print_features();
     std::optional<Ceilings> ceilings;
-    if (!options->no_ceilings) ceilings = measure_ceilings(num_threads());
+    if (!options->no_ceilings) {
+      say("measuring the machine's ceilings\n");
+      ceilings = measure_ceilings(num_threads());
+    }
     if (options->json) {
       fmt::print("{}\n", to_json(ceilings).dump(1));
     } else {

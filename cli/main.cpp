@@ -32,6 +32,14 @@ void reject_unknown_command(const CLI::App& app, int argc, char** argv) {
   throw UserError(fmt::format("unknown command '{}'; known are {}", argv[1], known));
 }
 
+// CLI11 does not wrap: what an option does begins at column 30, and goes on there.
+std::string wrapped_help(const std::string& text) {
+  std::istringstream lines(text);
+  std::string out;
+  for (std::string line; std::getline(lines, line);) out += wrapped(line, line.rfind("  ", 0) == 0 ? 30 : 0) + "\n";
+  return out;
+}
+
 int run(int argc, char** argv) {
   CLI::App app(
       "Attention for LLM inference: replays traces, checks and times kernels, and says what this machine can do.",
@@ -56,7 +64,7 @@ int run(int argc, char** argv) {
     if (e.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {
       std::ostringstream text;
       const int code = app.exit(e, text, text);
-      fmt::print("{}", text.str());
+      fmt::print("{}", wrapped_help(text.str()));
       return code;
     }
     throw UserError(fmt::format("{} (see attune --help)", e.what()));

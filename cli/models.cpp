@@ -39,12 +39,14 @@ void add_models_command(CLI::App& app) {
     const std::vector<Model> models = builtin_models();
     size_t width = 0;
     for (const Model& m : models) width = std::max(width, m.name.size());
-    fmt::print("{:<{}}  {:<15}  layers  heads q/kv  dims qk/v  cache   beside plain attention\n", "name", width,
-               "kind");
+    fmt::print("{:<{}}  {:<15}  layers  heads q/kv  dims qk/v  cache\n", "name", width, "kind");
     for (const Model& m : models) {
-      fmt::print("{:<{}}  {:<15}  {:>6}  {:>10}  {:>9}  {:<6}  {}\n", m.name, width, model_kind_name(m.kind),
-                 m.num_layers, fmt::format("{}/{}", m.num_heads_q, m.num_heads_kv),
-                 fmt::format("{}/{}", m.head_dim_qk, m.head_dim_v), kv_dtype_name(m.kv_dtype), extras(m));
+      fmt::print("{:<{}}  {:<15}  {:>6}  {:>10}  {:>9}  {}\n", m.name, width, model_kind_name(m.kind), m.num_layers,
+                 fmt::format("{}/{}", m.num_heads_q, m.num_heads_kv), fmt::format("{}/{}", m.head_dim_qk, m.head_dim_v),
+                 kv_dtype_name(m.kv_dtype));
+      // What it has beside plain attention, on a line of its own: there are no columns left.
+      if (const std::string text = extras(m); !text.empty())
+        fmt::print("{}\n", wrapped(std::string(width + 2, ' ') + text, width + 2));
     }
   });
 }

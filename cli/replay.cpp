@@ -163,7 +163,7 @@ std::unique_ptr<LayerRunner> Replay::make_runner(attune_device device) const {
     if (e.status() != ATTUNE_UNSUPPORTED || decode_only()) throw;
     throw UserError(
         fmt::format("{} has no kernel for all of this: {}; --phase decode replays only the steps that "
-                    "generate, over a cache of random keys",
+                    "generate, over a cache of random keys, and --device cpu replays everything",
                     device_name(device), e.what()));
   }
 }

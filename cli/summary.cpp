@@ -163,7 +163,7 @@ std::string format_table(const std::vector<TableRow>& rows) {
   for (const TableRow& row : rows) {
     std::string line = fmt::format("  {:<{}}  {:<{}}  {}", row.label, label, row.value, value, row.note);
     line.erase(line.find_last_not_of(' ') + 1);
-    text += line + "\n";
+    text += wrapped(line, label + value + 6) + "\n";  // goes on below the notes
   }
   return text;
 }

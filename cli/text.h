@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words for people: numbers with their nouns, and what goes to stderr.
+// Words for people: numbers with their nouns, lines that fit a terminal, and what goes to stderr.
 #pragma once
 
 #include <fmt/format.h>
@@ -22,6 +22,10 @@ inline std::string noun(int64_t n, std::string_view one, std::string_view many =
 inline std::string counted(int64_t n, std::string_view one, std::string_view many = "") {
   return fmt::format("{} {}", n, noun(n, one, many));
 }
+
+// The lines of a text with at most 80 columns each: what is longer goes on below, behind `indent` spaces. A word alone
+// is not cut.
+std::string wrapped(std::string_view text, size_t indent);
 
 // To stderr, where fmt::print would throw if nobody takes it: progress and notes that are lost are no failure.
 template <typename... Parts>

@@ -62,5 +62,9 @@ if(ATTUNE_BUILD_TESTS)
   add_test(NAME kernels.manifest COMMAND attune_bundler popular check ${PROJECT_SOURCE_DIR}/cli/models ${manifest})
   add_test(NAME kernels.ledger COMMAND attune_bundler check ${report} ${PROJECT_SOURCE_DIR}/kernels/ledger.json)
   add_test(NAME kernels.bundle COMMAND attune_bundler verify ${manifest} ${bundle})
+  # Without a GPU, what other GPUs compile.
+  add_test(NAME kernels.portable COMMAND ${CMAKE_COMMAND} -E env ATTUNE_NVRTC=${ATTUNE_NVRTC_LIBRARY}
+                                         $<TARGET_FILE:attune_bundler> portable check ${PROJECT_SOURCE_DIR}/kernels/ledger_portable.json)
   set_tests_properties(kernels.manifest kernels.ledger kernels.bundle PROPERTIES LABELS repo TIMEOUT 60)
+  set_tests_properties(kernels.portable PROPERTIES LABELS repo TIMEOUT 240)
 endif()

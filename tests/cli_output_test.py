@@ -5,13 +5,14 @@
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 import unittest
 
 import cli_test
-from cli_test import REPOSITORY, TRACE, CliTest, attune
+from cli_test import MODELS, REPOSITORY, TRACE, CliTest, attune
 
 FULL = "/dev/full"
 NO_SPACE = os.strerror(errno.ENOSPC)
@@ -201,11 +202,91 @@ class Words(CliTest):
         self.assertIn("--max-context 10 clamps it\n", done.stderr)
 
 
+class Tables(CliTest):
+    def lines(self, *arguments, code=0):
+        done = attune(*arguments)
+        self.assertEqual(done.returncode, code, done.stderr)
+        return done.stdout.splitlines()
+
+    def test_they_fit_80_columns(self):
+        trace = self.write("trace.csv", TRACE)
+        for command in (
+            ["--help"],
+            *([name, "--help"] for name in ("replay", "demo", "check", "bench", "info", "explain", "models")),
+            ["models"],
+            ["info", "--no-ceilings"],
+            *(["explain", "--model", model] for model in MODELS),
+            ["check", *CASE, "--random", "0"],
+            ["bench", "--filter", "sparse", "--reps", "1", "--no-check"],
+            ["replay", trace, "--no-ceilings", "--no-plots", "--output", self.directory],
+        ):
+            with self.subTest(" ".join(map(str, command))):
+                lines = self.lines(*command)
+                self.assertTrue(lines)
+                # A path is not cut.
+                self.assertEqual([line for line in lines if len(line) > 80 and " " in line.strip()], [])
+
+    def test_what_is_too_long_goes_on_below_itself(self):
+        lines = self.lines("info", "--no-ceilings")
+        at = next(i for i, line in enumerate(lines) if line.startswith("    KV source "))
+        self.assertTrue(lines[at].endswith(","), lines[at])
+        self.assertTrue(lines[at + 1].startswith(" " * 18) and lines[at + 1][18] != " ", lines[at + 1])
+        whole = " ".join(line.strip() for line in lines[at : at + 2])
+        self.assertIn("KV source     dense, paged cache, contiguous cache, cache + new tokens, sparse slots, ", whole)
+
+    def test_long_names_have_lines_of_their_own(self):
+        for cases, own in ("^bench/(decode_4k/bf16|sparse_2k)$", False), ("(mla_decode_4k/bf16|sparse_2k)$", True):
+            lines = self.lines("bench", "--filter", cases, "--reps", "1", "--no-check", "--no-ceilings")
+            self.assertEqual(len(lines), 5 if own else 3)
+            head, row = lines[0], lines[2 if own else 1]
+            self.assertRegex(row, r"^ +[\d.]+ " if own else r"^bench/decode_4k/bf16 +[\d.]+ ")
+            # Figures end below their headings.
+            self.assertEqual(re.search(r"median ms", head).end(), re.search(r" [\d.]+ ", row).end() - 1)
+
+
+class Devices(CliTest):
+    def test_gpus_are_taken_where_there_are_some(self):
+        preload = self.spoilt(
+            """
+            #include <stdlib.h>
+            #include <string.h>
+            /* A CPU, and GPUs of the ordinals that FAKE_GPUS lists, a digit each. */
+            attune_status attune_device_count(int32_t* n) {
+              *n = 1 + (int32_t)strlen(getenv("FAKE_GPUS"));
+              return ATTUNE_OK;
+            }
+            attune_status attune_get_device_info(int32_t i, attune_device_info* info) {
+              info->device.type = i > 0 ? ATTUNE_DEVICE_CUDA : ATTUNE_DEVICE_CPU;
+              info->device.index = i > 0 ? getenv("FAKE_GPUS")[i - 1] - '0' : 0;
+              strcpy(info->name, "fake");
+              strcpy(info->isa, "fake");
+              return ATTUNE_OK;
+            }""",
+        )
+        for gpus, device, taken in (
+            ("", "auto", "cpu"),
+            ("", None, "cpu"),
+            ("0", "auto", "cuda:0"),
+            ("0", None, "cuda:0"),
+            ("20", "auto", "cuda:2"),
+            ("20", "cuda", "cuda:0"),
+            ("20", "cuda:2", "cuda:2"),
+            ("20", "cpu", "cpu"),
+        ):
+            with self.subTest(f"{device} of '{gpus}'"):
+                done = attune("explain", *(["--device", device] if device else []), env=preload | {"FAKE_GPUS": gpus})
+                self.assertIn(f"on {taken} (fake)", " ".join(done.stdout.split()), done.stderr)
+                # The set of a GPU has names of its own.
+                names = attune("bench", "--list", *(["--device", device] if device else []), env=preload | {"FAKE_GPUS": gpus})
+                self.assertEqual(names.stdout.startswith("bench_cuda/"), taken != "cpu")
+        self.refuse(attune("explain", "--device", "cuda", env=preload | {"FAKE_GPUS": "2"}), "cuda:0", "auto, cpu, cuda:2")
+        self.refuse(attune("check", "--device", "cuda0"), "'cuda0'", "auto, cpu, cuda or cuda:N", "has auto, cpu)")
+
+
 class Plans(CliTest):
     def test_explain_makes_no_data(self):
         """A RoPE table of 16 million positions would take a minute, and 8 GiB."""
-        models = [line.split()[0] for line in attune("models").stdout.splitlines()[1:]]
-        for model in models:
+        for model in MODELS:
             with self.subTest(model):
                 start = time.monotonic()
                 done = attune("explain", "--model", model, "--seqlen-kv", 1 << 24)

@@ -25,6 +25,7 @@ struct FakeDriver {
   std::vector<FakeGpu> gpus;
 };
 FakeDriver g_fake;
+constexpr int32_t kSharedBytes = 200 * 1024;  // and all else that is asked for
 
 Result get_version(int32_t* version) { return *version = g_fake.version, kSuccess; }
 Result init(uint32_t) { return g_fake.init; }
@@ -46,7 +47,7 @@ Result device_attribute(int32_t* value, DeviceAttribute attribute, Ordinal devic
   *value = attribute == DeviceAttribute::kComputeCapabilityMajor   ? gpu.major
            : attribute == DeviceAttribute::kComputeCapabilityMinor ? gpu.minor
            : attribute == DeviceAttribute::kMultiprocessorCount    ? 132
-                                                                   : 4096;
+                                                                   : kSharedBytes;
   return kSuccess;
 }
 Result not_of_this_test() { return 999; }
@@ -81,6 +82,12 @@ std::string why_not() {
 class CudaDriver : public testing::Test {
  protected:
   void SetUp() override { g_fake = {}; }
+  static std::vector<DeviceInfo> list_gpus(const std::string& forced) {
+    Driver table{};
+    std::string why;
+    EXPECT_TRUE(load_driver(find_fake, &table, &why)) << why;
+    return list_devices(table, forced);
+  }
 };
 
 TEST_F(CudaDriver, LoadsEveryFunction) {
@@ -109,19 +116,41 @@ TEST_F(CudaDriver, NamesWhatIsWrongInOneSentence) {
 }
 
 TEST_F(CudaDriver, ListsGpusAndSaysWhichCannotBeUsed) {
-  g_fake.gpus = {{"NVIDIA H200", 9, 0}, {"NVIDIA A100", 8, 0}, {nullptr, 9, 0}, {"NVIDIA B200", 10, 0}};
-  Driver table{};
-  std::string why;
-  ASSERT_TRUE(load_driver(find_fake, &table, &why)) << why;
-  const std::vector<DeviceInfo> list = list_devices(table);
+  g_fake.gpus = {{"NVIDIA H200", 9, 0}, {"Tesla T4", 7, 5}, {nullptr, 9, 0}, {"NVIDIA A10", 8, 6}};
+  const std::vector<DeviceInfo> list = list_gpus("");
   ASSERT_EQ(list.size(), 4u);
   EXPECT_TRUE(list[0].usable());
   EXPECT_EQ(list[0].name, "NVIDIA H200");
   EXPECT_EQ(list[0].num_sms, 132);
   EXPECT_EQ(list[0].memory_bytes, int64_t{141} << 30);
-  EXPECT_EQ(list[1].why_not, "CUDA device 1 (NVIDIA A100) has compute capability 8.0; the kernels need 9.0 (Hopper)");
+  EXPECT_EQ(list[0].target.option(), "sm_90a");
+  EXPECT_EQ(list[1].why_not,
+            "CUDA device 1 (Tesla T4) has compute capability 7.5; the kernels need 8.0 (Ampere) or newer");
   EXPECT_EQ(list[2].why_not, "CUDA device 2 cannot be read: CUDA_ERROR_OF_TEST (made up)");
-  EXPECT_EQ(list[3].why_not, "CUDA device 3 (NVIDIA B200) has compute capability 10.0; the kernels need 9.0 (Hopper)");
+  EXPECT_TRUE(list[3].usable());
+  EXPECT_EQ(list[3].target.option(), "sm_86");
+  EXPECT_EQ(list[3].shared_bytes_per_block, kSharedBytes) << "what its driver says";
+}
+
+// ATTUNE_ARCH.
+TEST_F(CudaDriver, PlansForAnotherArchitecture) {
+  g_fake.gpus = {{"NVIDIA H200", 9, 0}, {"NVIDIA A10", 8, 6}};
+  std::vector<DeviceInfo> list = list_gpus("sm_86");
+  EXPECT_EQ(list[0].target.option(), "compute_86");
+  EXPECT_EQ(list[0].shared_bytes_per_block, 99 * 1024);
+  EXPECT_EQ(list[0].shared_bytes_per_sm, 100 * 1024);
+  EXPECT_EQ(list[1].target.option(), "sm_86") << "its own";
+  list = list_gpus("sm_90");
+  EXPECT_EQ(list[0].target.option(), "sm_90");
+  EXPECT_EQ(list[0].shared_bytes_per_block, kSharedBytes) << "never more than the GPU has";
+  EXPECT_FALSE(list[0].target.has(ptx::kWgmma));
+  EXPECT_EQ(list[1].why_not,
+            "CUDA device 1 (NVIDIA A10) is not used: ATTUNE_ARCH names sm_90, whose code a GPU of compute capability "
+            "8.6 does not run");
+  list = list_gpus("sm_75");
+  EXPECT_EQ(list[0].why_not,
+            "CUDA device 0 (NVIDIA H200) is not used: ATTUNE_ARCH is 'sm_75'; it must be one of sm_80, sm_86, sm_87, "
+            "sm_89, sm_90, sm_90a, sm_100, sm_103, sm_110, sm_120, sm_121");
 }
 
 TEST(CudaAbsent, OneSentenceAndNoCrash) {

@@ -18,8 +18,9 @@ class CudaNvrtcFound : public CudaJit {
   std::string make_nvrtc(int major) {
     std::string text =
         cat("extern \"C\" int nvrtcVersion(int* major, int* minor) { *major = ", major, ", *minor = 1; return 0; }\n");
-    for (const char* name : {"CreateProgram", "DestroyProgram", "CompileProgram", "GetCUBINSize", "GetCUBIN",
-                             "GetProgramLogSize", "GetProgramLog", "GetErrorString"})
+    for (const char* name :
+         {"CreateProgram", "DestroyProgram", "CompileProgram", "GetCUBINSize", "GetCUBIN", "GetPTXSize", "GetPTX",
+          "GetNumSupportedArchs", "GetSupportedArchs", "GetProgramLogSize", "GetProgramLog", "GetErrorString"})
       text += cat("extern \"C\" int nvrtc", name, "() { return 1; }\n");
     const std::string source = path(cat("nvrtc", major, ".cpp")), library = path(cat("libnvrtc.so.", major));
     write_file(source, text);

@@ -8,60 +8,12 @@
 #include <tuple>
 #include <vector>
 
-#include "cuda/decode/config.h"
-#include "cuda/decode/decode.h"
-#include "emulated.h"
-#include "emulated_decode_launch.h"
-#include "support.h"
+#include "emulated_decode.h"
 
 namespace attune::cuda {
 namespace {
 
 constexpr uint64_t kRandomCases = 300;
-constexpr int kFew = 3;  // multiprocessors, so that each block takes several splits
-
-class EmulatedDecode : public tests::Emulated {
- protected:
-  // In clusters if the kernel has any for the case, else kNotCovered; or without, `layers` times with one schedule.
-  // edit: of the problem's memory on the host.
-  static std::string run(const cases::Case& spec, bool clusters, int layers = 1,
-                         const std::function<void(const attune_attention&)>& edit = {}) {
-    cases::Problem problem(spec);
-    if (edit) edit(problem.host());
-    problem.arena().upload();
-    const attune_attention a = problem.device();
-    const Problem p = make_problem(a, Data::kRequired);
-    if (!decode_kernel().coverage.difference(traits_of(p, a)).empty() || !decode::refusal(p).empty())
-      return tests::kNotCovered;
-    decode::DeviceShape device;
-    if (!clusters) device.num_sms = kFew;
-    const decode::Config c = decode::choose_config(p, device, clusters ? "" : "none are asked for");
-    if (clusters && c.cluster == 0) return tests::kNotCovered;
-    const cases::Expected expected = cases::evaluate(problem);
-    cases::Workspace workspace(cases::host_memory(), c.workspace_bytes());
-    decode::check_run(p, c);
-    const kernels::AttentionParams params = decode::to_params(p, c, workspace.buffer.device());
-    try {
-      if (c.cluster == 0) emulate_decode_schedule(c, params);
-      for (int i = 0; i < layers; ++i) emulate_decode(c, params);
-    } catch (const std::exception& e) {
-      return e.what();
-    }
-    if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
-    return cases::compare(problem, expected).failure;
-  }
-  // Cases that have `common` and, one after the other, what is in `rest`.
-  static void check(std::string_view common, std::initializer_list<const char*> rest, int layers = 1) {
-    check(cases::Row(common), rest, layers);
-  }
-  static void check(const cases::Row& common, std::initializer_list<const char*> rest, int layers = 1) {
-    for (const char* more : rest) {
-      const cases::Case spec = tests::make_case(common.set("queries", "fixed").with(more));
-      EXPECT_EQ(run(spec, true), "") << more << ", in clusters";
-      EXPECT_EQ(run(spec, false, layers), "") << more;
-    }
-  }
-};
 
 // Every element of a tensor: value(index).
 void fill(const attune_tensor& t, const std::function<double(const std::vector<int64_t>&)>& value) {
@@ -123,8 +75,7 @@ TEST_F(EmulatedDecode, BiasesThatHide) {
       };
       plant(a.cache.v, [](int64_t, int64_t slot) { return slot; });
     };
-    EXPECT_EQ(run(spec, true, 1, edit), "") << more << ", in clusters";
-    EXPECT_EQ(run(spec, false, 1, edit), "") << more;
+    expect_right(spec, more, 1, edit);
   }
 }
 

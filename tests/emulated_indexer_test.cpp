@@ -22,6 +22,7 @@ struct Device {
   int blocks = 3;    // of the scores' grid, so that each takes several units
   int64_t rows = 0;  // of a launch; 0: as many as the workspace has room for
   indexer::SelectConfig select = {.threads = 128, .bits = 11, .candidates = 128, .mark_words = 32};
+  Target target = {};
 };
 
 template <class Params>
@@ -41,7 +42,7 @@ void run_kernels(const IndexerProblem& op, indexer::Layout layout, void* workspa
   for (int64_t first = 0; first < op.total_q; first += layout.rows) {
     const int64_t count = std::min(layout.rows, op.total_q - first);
     if (op.reads_keys()) {
-      const indexer::ScoresConfig c = indexer::choose_scores(op);
+      const indexer::ScoresConfig c = indexer::choose_scores(op, d.target);
       const auto params = indexer::scores_params(op, c, layout, workspace, first, count, 1);
       if (params.items > 0) launch(c.kernel(), static_cast<unsigned>(d.blocks), c.threads(), params);
     }
@@ -114,6 +115,25 @@ TEST_F(EmulatedIndexer, Decode) {
   EXPECT_EQ(check(deep_seek(R"("queries": "fixed", "causal": true, "seqlens_q": 3,
       "seqlens_kv": [600, 4], "indexer": {"topk": 128}, "max_seqlens": true)")),
             "");
+}
+
+// Scores without wgmma; a row of keys without clusters.
+TEST_F(EmulatedIndexer, OnAmpere) {
+  const emulator::Capability ampere(80);
+  const Device device{.target = own_target(80)};
+  EXPECT_EQ(check(deep_seek(R"("seqlens_kv": [700, 0, 1, 64, 65, 300],
+      "indexer": {"topk": 64, "q_scale": true})"),
+                  device),
+            "");
+  EXPECT_EQ(check(R"("heads": [16, 1], "head_dim": [64, 64], "dtype": "bf16", "cache": {"dtype": "bf16",
+      "page_size": 64}, "causal": true, "seqlens_q": [9, 0, 1], "seqlens_kv": [300, 50, 200],
+      "indexer": {"topk": 60})",
+                  device),
+            "");
+  cases::IndexerProblem one(tests::make_case(deep_seek(R"("seqlens_kv": [70000], "indexer": {"topk": 64})")));
+  const IndexerProblem op = make_indexer(one.host(ATTUNE_INDEXER_TOPK), Data::kOptional);
+  EXPECT_GT(indexer::choose_select(op, 1, 132).cluster, 1);
+  EXPECT_EQ(indexer::choose_select(op, 1, 132, device.target).cluster, 1);
 }
 
 // Units are found for 32 items of a block at a time.

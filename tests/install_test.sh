@@ -71,9 +71,9 @@ else
   echo "pkg-config is not installed: that half was not tested"
 fi
 if [[ -x $work/second/bin/attune ]]; then
-  quietly "$work/second/bin/attune" info --no-ceilings
+  quietly "$work/second/bin/attune" info --no-ceilings --json
   # The kernels that were compiled with the library are installed beside it, and found there.
   if [[ -f $ATTUNE_BUILD_DIR/src/attune_kernels.bundle && ${ATTUNE_STATIC:-0} != 1 ]]; then
-    grep -qE "bundle +$work/second/.*, [0-9]+ modules" "$work/log" || { cat "$work/log"; echo "no bundle installed"; exit 1; }
+    grep -qE "\"bundle\": \"$work/second/.*, [0-9]+ modules" "$work/log" || { cat "$work/log"; echo "no bundle installed"; exit 1; }
   fi
 fi

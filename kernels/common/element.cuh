@@ -2,6 +2,7 @@
 // Types, numbered as attune_dtype; single elements of a type that is known at run time, for code that is not hot.
 #pragma once
 
+#include "common/fp8.cuh"
 #include "ptx/convert.cuh"
 
 namespace attune::common {
@@ -34,10 +35,10 @@ __device__ __forceinline__ float load_element(int dtype, const void* array, long
       return ptx::bf16_to_float(*reinterpret_cast<const unsigned short*>(at));
     case kE4m3:
       return ptx::f16_to_float(
-          static_cast<unsigned short>(ptx::e4m3_to_f16(*reinterpret_cast<const unsigned char*>(at))));
+          static_cast<unsigned short>(e4m3_to_f16(*reinterpret_cast<const unsigned char*>(at))));
     case kE5m2:
       return ptx::f16_to_float(
-          static_cast<unsigned short>(ptx::e5m2_to_f16(*reinterpret_cast<const unsigned char*>(at))));
+          static_cast<unsigned short>(e5m2_to_f16(*reinterpret_cast<const unsigned char*>(at))));
     default:
       return static_cast<float>(*reinterpret_cast<const signed char*>(at));
   }
@@ -57,7 +58,7 @@ __device__ __forceinline__ void store_element(int dtype, void* array, long long 
       *reinterpret_cast<unsigned short*>(at) = static_cast<unsigned short>(ptx::pack_bf16(x, 0.0f));
       break;
     default:
-      *reinterpret_cast<unsigned char*>(at) = static_cast<unsigned char>(ptx::pack_e4m3(x, 0.0f));
+      *reinterpret_cast<unsigned char*>(at) = static_cast<unsigned char>(pack_e4m3(x, 0.0f));
       break;
   }
 }

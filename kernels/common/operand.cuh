@@ -8,6 +8,7 @@
 #pragma once
 
 #include "common/element.cuh"
+#include "common/fp8.cuh"
 #include "common/row_layout.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/matrix.cuh"
@@ -46,8 +47,17 @@ __device__ constexpr int channel_of_row(int i, int g, int half) {
 template <int kKvType>
 __device__ __forceinline__ unsigned pair_to_f16(unsigned x) {
   static_assert(kKvType == kE4m3 || kKvType == kE5m2, "int8 converts four at a time");
-  if constexpr (kKvType == kE4m3) return ptx::e4m3_to_f16(static_cast<unsigned short>(x));
-  return ptx::e5m2_to_f16(static_cast<unsigned short>(x));
+  if constexpr (kKvType == kE4m3) return e4m3_to_f16(static_cast<unsigned short>(x));
+  return e5m2_to_f16(static_cast<unsigned short>(x));
+}
+
+// Converts bytes of x where the architecture has no instruction for it: permute_bytes with bytes_lo and bytes_hi makes
+// them the high bytes of halves.
+template <int kKvType>
+__device__ __forceinline__ void permuted_to_f16(unsigned x, unsigned bytes_lo, unsigned bytes_hi, unsigned& lo,
+                                                unsigned& hi) {
+  lo = ptx::permute_bytes(x, 0, bytes_lo), hi = ptx::permute_bytes(x, 0, bytes_hi);
+  if constexpr (kKvType == kE4m3) lo = e4m3_high_bytes_to_f16(lo), hi = e4m3_high_bytes_to_f16(hi);
 }
 
 // Converts bytes 0, 1 of x to lo and bytes 2, 3 to hi.
@@ -58,6 +68,8 @@ __device__ __forceinline__ void quad_to_f16(unsigned x, unsigned& lo, unsigned& 
     const unsigned u = x ^ 0x80808080u;
     lo = ptx::subtract_f16x2(ptx::permute_bytes(u, 0x64646464u, 0x4140), 0x64806480u);
     hi = ptx::subtract_f16x2(ptx::permute_bytes(u, 0x64646464u, 0x4342), 0x64806480u);
+  } else if constexpr (!ptx::has(ptx::kFp8Conversion)) {
+    permuted_to_f16<kKvType>(x, 0x1404, 0x3424, lo, hi);
   } else {
     lo = pair_to_f16<kKvType>(x & 0xffffu);
     hi = pair_to_f16<kKvType>(x >> 16);
@@ -79,6 +91,8 @@ __device__ __forceinline__ void crossed_quad_to_f16(unsigned x, unsigned& lo, un
     const unsigned u = x ^ 0x80808080u;  // as above; the permutation costs nothing
     lo = ptx::subtract_f16x2(ptx::permute_bytes(u, 0x64646464u, 0x4240), 0x64806480u);
     hi = ptx::subtract_f16x2(ptx::permute_bytes(u, 0x64646464u, 0x4341), 0x64806480u);
+  } else if constexpr (!ptx::has(ptx::kFp8Conversion)) {
+    permuted_to_f16<kKvType>(x, 0x2404, 0x3414, lo, hi);
   } else {
     quad_to_f16<kKvType>(ptx::permute_bytes(x, 0, 0x3120), lo, hi);
   }

@@ -121,10 +121,10 @@ __device__ __forceinline__ float2 decode_pair(int dtype, unsigned bits) {
       return make_float2(static_cast<float>(static_cast<signed char>(bits & 0xff)),
                          static_cast<float>(static_cast<signed char>(bits >> 8 & 0xff)));
     case kE4m3:
-      bits = ptx::e4m3_to_f16(static_cast<unsigned short>(bits));
+      bits = e4m3_to_f16(static_cast<unsigned short>(bits));
       break;
     case kE5m2:
-      bits = ptx::e5m2_to_f16(static_cast<unsigned short>(bits));
+      bits = e5m2_to_f16(static_cast<unsigned short>(bits));
       break;
     default:
       break;
@@ -165,9 +165,9 @@ __device__ __forceinline__ unsigned encode_pair(int dtype, float lo, float hi) {
     case kInt8:
       return encode_int8(lo) | encode_int8(hi) << 8;
     case kE4m3:
-      return ptx::pack_e4m3(lo, hi);
+      return pack_e4m3(lo, hi);
     case kE5m2:
-      return ptx::pack_e5m2(lo, hi);
+      return pack_e5m2(lo, hi);
     default:
       return ptx::pack_f16(lo, hi);
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions between element types, two at a time. PTX ISA, "cvt", "prmt" and "sub" (half precision).
+// Conversions between element types, two at a time. PTX ISA, "cvt", "prmt", and "sub", "mul" and "fma" (half
+// precision).
 #pragma once
 
 namespace attune::ptx {
@@ -25,7 +26,8 @@ __device__ __forceinline__ float f16_to_float(unsigned short x) {
   return d;
 }
 
-// Two 8-bit floats to two fp16 numbers, exactly; NaN stays NaN.
+// Two 8-bit floats to two fp16 numbers, exactly; NaN stays NaN. Architectures with kFp8Conversion have these and those
+// below alone: for all, common/fp8.cuh.
 __device__ __forceinline__ unsigned e4m3_to_f16(unsigned short x) {
   unsigned d;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(d) : "h"(x));
@@ -74,6 +76,17 @@ __device__ __forceinline__ unsigned permute_bytes(unsigned a, unsigned b, unsign
 __device__ __forceinline__ unsigned subtract_f16x2(unsigned a, unsigned b) {
   unsigned d;
   asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+__device__ __forceinline__ unsigned multiply_f16x2(unsigned a, unsigned b) {
+  unsigned d;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+// a * b + c, rounded once.
+__device__ __forceinline__ unsigned multiply_add_f16x2(unsigned a, unsigned b, unsigned c) {
+  unsigned d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
 }
 

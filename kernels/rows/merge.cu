@@ -118,7 +118,13 @@ __device__ __forceinline__ void merge_row(const MergeParams& p, const OutputRow&
 
 }  // namespace attune::rows
 
-extern "C" __global__ void __launch_bounds__(attune::kernels::kRowsThreads)
+// For other GPUs than Hopper the compiler spills unless it is told of two blocks.
+#if __CUDA_ARCH__ == 900
+#define ATTUNE_MERGE_BOUNDS attune::kernels::kRowsThreads
+#else
+#define ATTUNE_MERGE_BOUNDS attune::kernels::kRowsThreads, 2
+#endif
+extern "C" __global__ void __launch_bounds__(ATTUNE_MERGE_BOUNDS)
     attune_merge(const __grid_constant__ attune::kernels::MergeParams p) {
   attune::ptx::wait_for_previous_kernels();
   attune::ptx::allow_next_kernel();

@@ -116,6 +116,7 @@ struct Kernel {
   const char* name;
   const char* operation;
   int32_t device_type;
+  unsigned needs;  // what a GPU must have, bits of ptx::Feature (kernels/ptx/architecture.h)
   Coverage coverage;
   std::unique_ptr<KernelPlan> (*make_plan)(const Problem& p, int32_t device_index);
   // Why the kernel refuses a problem that its axes cover ("float32 caches"); "" if it takes it. Null: it takes all.

@@ -297,7 +297,7 @@ Coverage coverage() {
 }  // namespace
 
 const Kernel& attention_kernel() {
-  static const Kernel kernel{"cpu_attention", "attention", ATTUNE_DEVICE_CPU, coverage(), make_plan};
+  static const Kernel kernel{"cpu_attention", "attention", ATTUNE_DEVICE_CPU, 0, coverage(), make_plan};
   return kernel;
 }
 

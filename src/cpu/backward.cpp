@@ -253,7 +253,7 @@ Coverage coverage() {
 }  // namespace
 
 const Kernel& backward_kernel() {
-  static const Kernel kernel{"cpu_backward", kAttentionBackward, ATTUNE_DEVICE_CPU, coverage(), nullptr, refusal,
+  static const Kernel kernel{"cpu_backward", kAttentionBackward, ATTUNE_DEVICE_CPU, 0, coverage(), nullptr, refusal,
                              nullptr,        make_plan};
   return kernel;
 }

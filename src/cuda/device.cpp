@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/device.h"
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 
 #include "core/status.h"
+#include "cuda/jit/environment.h"
 
 namespace attune::cuda {
 namespace {
@@ -33,6 +35,26 @@ std::string read_device(const Driver& d, Ordinal device, DeviceInfo* info) {
   return result == kSuccess ? std::string() : cat("cannot be read: ", error_text(d, result));
 }
 
+// Chooses what kernels are compiled for. "", or why there is nothing.
+std::string set_target(const std::string& forced, DeviceInfo* info) {
+  const int capability = 10 * info->compute_major + info->compute_minor;
+  const auto sentence = [info](const std::string& text) {
+    return cat("CUDA device ", info->ordinal, " (", info->name, ") ", text);
+  };
+  if (capability < kOldestCapability) {
+    return sentence(cat("has compute capability ", capability_text(capability), "; the kernels need ",
+                        capability_text(kOldestCapability), " (Ampere) or newer"));
+  }
+  if (forced.empty()) return info->target = own_target(capability), "";
+  std::string why;
+  info->target = forced_target(forced, capability, &why);
+  if (!why.empty()) return sentence(cat("is not used: ", why));
+  const Architecture& like = *find_architecture(forced);
+  info->shared_bytes_per_block = std::min<int64_t>(info->shared_bytes_per_block, like.shared_a_block);
+  info->shared_bytes_per_sm = std::min<int64_t>(info->shared_bytes_per_sm, like.shared_per_sm);
+  return "";
+}
+
 struct PrimaryContexts {
   std::mutex mutex;
   std::atomic<Context> of_device[kMaxDevices] = {};
@@ -44,7 +66,7 @@ PrimaryContexts& primary_contexts() {
 
 }  // namespace
 
-std::vector<DeviceInfo> list_devices(const Driver& d) {
+std::vector<DeviceInfo> list_devices(const Driver& d, const std::string& forced) {
   int32_t count = 0;
   if (d.cuDeviceGetCount(&count) != kSuccess) return {};
   std::vector<DeviceInfo> list;
@@ -55,12 +77,7 @@ std::vector<DeviceInfo> list_devices(const Driver& d) {
     const Result result = d.cuDeviceGet(&device, i);
     const std::string fault =
         result == kSuccess ? read_device(d, device, &info) : cat("cannot be opened: ", error_text(d, result));
-    if (!fault.empty()) {
-      info.why_not = cat("CUDA device ", i, " ", fault);
-    } else if (info.compute_major != 9 || info.compute_minor != 0) {
-      info.why_not = cat("CUDA device ", i, " (", info.name, ") has compute capability ", info.compute_major, ".",
-                         info.compute_minor, "; the kernels need 9.0 (Hopper)");
-    }
+    info.why_not = fault.empty() ? set_target(forced, &info) : cat("CUDA device ", i, " ", fault);
     list.push_back(std::move(info));
   }
   return list;
@@ -69,7 +86,7 @@ std::vector<DeviceInfo> list_devices(const Driver& d) {
 const std::vector<DeviceInfo>& devices() {
   static const std::vector<DeviceInfo>& once = *new std::vector<DeviceInfo>([] {
     const Driver* d = driver(nullptr);
-    return d != nullptr ? list_devices(*d) : std::vector<DeviceInfo>();
+    return d != nullptr ? list_devices(*d, environment("ATTUNE_ARCH")) : std::vector<DeviceInfo>();
   }());
   return once;
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/architecture.h"
 #include "cuda/driver.h"
 
 namespace attune::cuda {
@@ -19,8 +20,9 @@ struct DeviceInfo {
   int64_t memory_bytes = 0;
   int64_t l2_bytes = 0;
   int64_t shared_bytes_per_block = 0;  // the most that one block may ask for, static and dynamic
-  int64_t shared_bytes_per_sm = 0;
-  std::string why_not;  // "" if the kernels run here, else one sentence
+  int64_t shared_bytes_per_sm = 0;     // both no more than the target has
+  Target target;                       // what kernels are planned and compiled for
+  std::string why_not;                 // "" if the kernels run here, else one sentence
   bool usable() const { return why_not.empty(); }
 };
 
@@ -47,7 +49,7 @@ class ScopedContext {
   const Driver* driver_ = nullptr;  // null: nothing was pushed
 };
 
-// For devices() and its tests.
-std::vector<DeviceInfo> list_devices(const Driver& driver);
+// For devices() and its tests. forced: the architecture that ATTUNE_ARCH names, or "".
+std::vector<DeviceInfo> list_devices(const Driver& driver, const std::string& forced);
 
 }  // namespace attune::cuda

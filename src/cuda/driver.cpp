@@ -24,8 +24,6 @@ void* find_in_libcuda(const char* name, int version) {
   return function;
 }
 
-std::string version_text(int version) { return cat(version / 1000, ".", version % 1000 / 10); }
-
 struct Opened {
   Driver table{};
   bool works = false;
@@ -60,6 +58,8 @@ const Opened& opened() {
 }
 
 }  // namespace
+
+std::string version_text(int version) { return cat(version / 1000, ".", version % 1000 / 10); }
 
 bool load_driver(FindFunction find, Driver* table, std::string* why) {
   // The version first: an old driver lacks functions, and its age is the better reason.

@@ -90,6 +90,9 @@ void check(Result result, const std::string& what);
 // "CUDA_ERROR_INVALID_VALUE (invalid argument)".
 std::string error_text(const Driver& driver, Result result);
 
+// "12.4", of a number as the driver has it.
+std::string version_text(int version);
+
 // For driver() and its tests: fills the table with what find(name, version) returns, then initialises. False: *why says
 // why.
 using FindFunction = void* (*)(const char* name, int version);

@@ -20,7 +20,7 @@
 namespace attune::cuda {
 namespace {
 
-// Machine code of one module, loaded once for all devices.
+// Code of one module, loaded once for all devices of an architecture.
 struct LoadedModule {
   Library library = nullptr;
   KernelOrigin origin = KernelOrigin::kCompiled;
@@ -104,13 +104,13 @@ class KernelCache {
 
   Module& slot(const ModuleSpec& spec) {
     std::lock_guard lock(modules_mutex_);
-    std::unique_ptr<Module>& module = modules_[module_name(spec)];
+    std::unique_ptr<Module>& module = modules_[cat(spec.target.option(), " ", module_name(spec))];
     if (module == nullptr) module = std::make_unique<Module>();
     return *module;
   }
 
   CompiledKernel load_kernel(const KernelSpec& spec, int32_t device) {
-    const ModuleSpec module_spec{spec.source, spec.defines};
+    const ModuleSpec module_spec{spec.source, spec.defines, require_device(device).target};
     const LoadedModule loaded = load(module_spec);
     try {
       return make_kernel(spec, device, loaded);
@@ -138,6 +138,11 @@ class KernelCache {
           d.cuLibraryLoadData(&library, image.bytes().data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
       if (result == kSuccess) {
         return module.loaded = {library, image.origin};
+      }
+      if (image.origin == KernelOrigin::kCompiled && result == kErrorUnsupportedPtxVersion) {
+        fail(ATTUNE_DEVICE_ERROR, "the NVIDIA driver is too old for PTX of NVRTC ", image.compiler,
+             ": it supports CUDA ", version_text(d.version), ", and ", image.compiler, " is needed for ",
+             spec.target.option(), "; or set ATTUNE_NVRTC to one of CUDA ", version_text(d.version));
       }
       if (image.origin == KernelOrigin::kCompiled) check(result, cat("loading ", module_name(spec)));
       log_message(ATTUNE_LOG_WARNING, cat("the driver does not load ", module_name(spec), " from the ",
@@ -182,8 +187,11 @@ class KernelCache {
     check(d.cuKernelSetAttribute(FunctionAttribute::kMaxDynamicSharedSizeBytes, k.max_dynamic_shared_bytes, k.kernel,
                                  handle),
           cat("allowing ", k.max_dynamic_shared_bytes, " bytes of shared memory to ", k.name));
-    check(d.cuKernelSetAttribute(FunctionAttribute::kNonPortableClusterSizeAllowed, 1, k.kernel, handle),
-          cat("allowing large clusters to ", k.name));
+    k.dependent_launch = info.target.has(ptx::kDependentLaunch);
+    if (info.target.has(ptx::kClusters)) {
+      check(d.cuKernelSetAttribute(FunctionAttribute::kNonPortableClusterSizeAllowed, 1, k.kernel, handle),
+            cat("allowing large clusters to ", k.name));
+    }
     return k;
   }
 

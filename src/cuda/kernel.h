@@ -40,6 +40,7 @@ struct CompiledKernel {
   int32_t local_bytes = 0;          // a thread: spills and indexed arrays
   int32_t max_threads = 0;          // a block
   int32_t max_dynamic_shared_bytes = 0;
+  bool dependent_launch = true;  // it has griddepcontrol
 
   // Blocks of this size that one multiprocessor holds at a time.
   int32_t blocks_per_sm(int32_t threads, size_t dynamic_shared_bytes) const;

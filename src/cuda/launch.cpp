@@ -27,7 +27,7 @@ void launch(const CompiledKernel& kernel, const LaunchConfig& c, void** args) {
     a.padding = 0;
     for (int i = 0; i < 3; ++i) a.value.cluster[i] = c.cluster[i];
   }
-  if (c.programmatic) {
+  if (c.programmatic && kernel.dependent_launch) {
     LaunchAttribute& a = attributes[num_attributes++];
     a.id = LaunchAttributeId::kProgrammaticStreamSerialization;
     a.padding = 0;

@@ -14,7 +14,7 @@ struct LaunchConfig {
   uint32_t cluster[3] = {1, 1, 1};  // blocks; all 1: no cluster attribute (a __cluster_dims__ of the kernel holds)
   uint32_t shared_bytes = 0;        // dynamic
   // May start while the kernel before it on the stream still runs: it must execute griddepcontrol.wait before it reads
-  // what that kernel wrote, or writes what that kernel reads.
+  // what that kernel wrote, or writes what that kernel reads. Nothing on architectures without such launches.
   bool programmatic = false;
   void* stream = nullptr;  // CUstream of the kernel's device
 };

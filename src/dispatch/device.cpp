@@ -24,7 +24,11 @@ void copy_text(char (&to)[kCapacity], const std::string& from) {
   to[n] = '\0';
 }
 
-std::string version_text(int version) { return cat(version / 1000, ".", version % 1000 / 10); }
+// Where ATTUNE_ARCH names another architecture than the GPU's.
+std::string planned_as(const cuda::DeviceInfo& gpu) {
+  const bool own = gpu.target.name == cuda::own_target(10 * gpu.compute_major + gpu.compute_minor).name;
+  return own ? "" : cat(", planned as ", gpu.target.name, " (ATTUNE_ARCH)");
+}
 
 std::string describe_bundle(const cuda::ImageFinder::Options& options) {
   const std::string& path = options.bundle_path;
@@ -76,7 +80,7 @@ void describe_device(int32_t i, attune_device_info* info) {
     if (!gpu.usable() || --i > 0) continue;
     info->device = {ATTUNE_DEVICE_CUDA, gpu.ordinal};
     copy_text(info->name, gpu.name);
-    copy_text(info->isa, cuda::kArch);
+    copy_text(info->isa, gpu.target.name);
     info->num_units = gpu.num_sms;
     info->memory_bytes = gpu.memory_bytes;
     return;
@@ -86,12 +90,12 @@ void describe_device(int32_t i, attune_device_info* info) {
 std::string describe_cuda() {
   std::string why;
   const cuda::Driver* driver = cuda::driver(&why);
-  std::string text =
-      cat("driver: ", driver != nullptr ? "CUDA " + version_text(driver->version) : cat("none (", why, ")"), "\n");
+  std::string text = cat(
+      "driver: ", driver != nullptr ? "CUDA " + cuda::version_text(driver->version) : cat("none (", why, ")"), "\n");
   for (const cuda::DeviceInfo& gpu : cuda::devices()) {
     text += cat("device ", gpu.ordinal, ": ",
                 gpu.usable() ? cat(gpu.name, ", compute capability ", gpu.compute_major, ".", gpu.compute_minor, ", ",
-                                   gpu.num_sms, " multiprocessors, ", gpu.l2_bytes >> 20, " MiB L2")
+                                   gpu.num_sms, " multiprocessors, ", gpu.l2_bytes >> 20, " MiB L2", planned_as(gpu))
                              : "not used: " + gpu.why_not,
                 "\n");
   }

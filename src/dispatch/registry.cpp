@@ -9,6 +9,7 @@
 #include "cpu/backward.h"
 #include "cuda/backward/backward.h"
 #include "cuda/decode/decode.h"
+#include "cuda/device.h"
 #include "cuda/mixed/mixed.h"
 #include "cuda/mla/mla.h"
 #include "cuda/prefill/prefill.h"
@@ -36,18 +37,20 @@ const char* forced_kernel(const char* operation) {
 int kernel_count() { return static_cast<int>(sizeof(kKernels) / sizeof(kKernels[0])); }
 const Kernel& kernel_at(int i) { return *kKernels[i]; }
 
-const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_type, const char* operation) {
+const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_type, const char* operation,
+                            const cuda::Target& target) {
   const char* forced = forced_kernel(operation);
   const bool any = forced == nullptr;
   const Kernel *nearest = nullptr, *left = nullptr;
   int nearest_from = 0;
-  std::string nearest_refusal;
+  std::string nearest_refusal, nearest_feature;
   for (const Kernel* k : kKernels) {
     if (k->device_type != device_type || std::strcmp(k->operation, operation) != 0 ||
         !(any || std::strcmp(forced, k->name) == 0))
       continue;
     const std::string refusal = k->refusal != nullptr ? k->refusal(p) : std::string();
-    const int distance = k->coverage.distance(t) + (refusal.empty() ? 0 : 1);
+    const std::string feature = cuda::missing_feature(k->needs, target);
+    const int distance = k->coverage.distance(t) + (refusal.empty() ? 0 : 1) + (feature.empty() ? 0 : 1);
     const bool leaves = any && k->leaves != nullptr && k->leaves(p);
     if (distance == 0) {
       if (!leaves) return *k;
@@ -63,21 +66,27 @@ const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_ty
       nearest = k;
       nearest_from = from;
       nearest_refusal = refusal;
+      nearest_feature = feature;
     }
   }
   if (left != nullptr) return *left;
   if (nearest == nullptr && any) fail(ATTUNE_UNSUPPORTED, "this device has no kernel for ", operation, " yet");
   if (nearest == nullptr)
     fail(ATTUNE_UNSUPPORTED, "ATTUNE_KERNEL names ", forced, ", which is no kernel of this device");
-  const std::string missing = nearest->coverage.difference(t);
-  fail(ATTUNE_UNSUPPORTED, "no kernel covers this; the nearest is ", nearest->name, ", which ",
-       missing.empty() ? "" : "lacks " + missing, missing.empty() || nearest_refusal.empty() ? "" : ", and ",
-       nearest_refusal.empty() ? "" : "does not take " + nearest_refusal);
+  std::string why;
+  const auto add = [&why](const char* verb, const std::string& what) {
+    if (!what.empty()) why += cat(why.empty() ? "" : ", and ", verb, what);
+  };
+  add("lacks ", nearest->coverage.difference(t));
+  add("does not take ", nearest_refusal);
+  add("needs ", nearest_feature);
+  fail(ATTUNE_UNSUPPORTED, "no kernel covers this; the nearest is ", nearest->name, ", which ", why);
 }
 
 const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device device, const char* operation) {
   check_device(device);
-  return choose_kernel(p, t, device.type, operation);
+  if (device.type != ATTUNE_DEVICE_CUDA) return choose_kernel(p, t, device.type, operation);
+  return choose_kernel(p, t, device.type, operation, cuda::require_device(device.index).target);
 }
 
 }  // namespace attune

@@ -41,6 +41,19 @@ class Shuffled {
   Shuffled& operator=(const Shuffled&) = delete;
 };
 
+// While one lives, kernels are compiled as for GPUs of this compute capability, 10 * major + minor; else for 9.0.
+class Capability {
+ public:
+  explicit Capability(int capability);
+  ~Capability();
+  Capability(const Capability&) = delete;
+  Capability& operator=(const Capability&) = delete;
+
+ private:
+  int before_;
+};
+int capability();
+
 // While one lives, kernels are compiled to tell of every load and store, and a launch throws that finds races
 // (tests/emulator/shadow.h). ATTUNE_EMULATOR_RACES=1 does that to every launch.
 class Watched {

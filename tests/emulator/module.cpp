@@ -15,6 +15,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "cuda/jit/files.h"
 #include "cuda/jit/image.h"
@@ -34,6 +35,8 @@ namespace attune::emulator {
 namespace {
 
 namespace fs = std::filesystem;
+
+int g_capability = 90;
 
 std::string read_file(const fs::path& path) {
   std::ifstream file(path);
@@ -63,7 +66,7 @@ std::string compiler_command(const cuda::KernelSpec& spec) {
   std::string command = std::string(ATTUNE_CXX_COMPILER) +
                         " -std=c++20 -Og -nostdinc++ -fPIC -fvisibility=hidden -shared -nostartfiles -w " + checks +
                         " -x c++ -include '" + (root / "tests/emulator/device.h").string() +
-                        "' -DATTUNE_EMULATED_SHARED=static";
+                        "' -DATTUNE_EMULATED_SHARED=static -D__CUDA_ARCH__=" + std::to_string(10 * capability());
   for (const std::string& folder : {(root / "tests/emulator").string(), (root / "tests").string(), kernel_folder()})
     command += " -I'" + folder + "'";
   for (const auto& [name, value] : spec.defines) command += " -D" + name + "=" + value;
@@ -93,7 +96,7 @@ fs::path module_of(const cuda::KernelSpec& spec) {
   const std::string command = compiler_command(spec);
   // A module of this name and another key is of older sources.
   const std::string name = cuda::to_hex(cuda::sha256(cuda::module_name({spec.source, spec.defines}))).substr(0, 16) +
-                           (is_watched() ? "w-" : "-");
+                           (is_watched() ? "w" : "") + std::to_string(capability()) + "-";
   const fs::path folder = fs::path(cuda::library_directory()) / "emulated",
                  module = folder / (name + module_key(spec, command) + ".so");
   if (fs::exists(module)) return module;
@@ -163,9 +166,13 @@ ptx::TensorMap tensor_map(const cuda::TensorMapDesc& desc) {
   return t;
 }
 
+Capability::Capability(int capability) : before_(std::exchange(g_capability, capability)) {}
+Capability::~Capability() { g_capability = before_; }
+int capability() { return g_capability; }
+
 void* find_kernel(const cuda::KernelSpec& spec) {
   static std::map<std::string, void*> found;
-  void*& entry = found[cuda::spec_name(spec) + (is_watched() ? " watched" : "")];
+  void*& entry = found[cuda::spec_name(spec) + (is_watched() ? " watched " : " ") + std::to_string(capability())];
   if (entry == nullptr) entry = load(spec);
   return entry;
 }

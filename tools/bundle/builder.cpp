@@ -64,7 +64,7 @@ Module compile(const ManifestEntry& entry, const cuda::SourceUnit& unit, std::ve
   options.push_back("--ptxas-options=-v");  // reports, and changes nothing
   cuda::Compiled compiled = nvrtc.compile(unit, options);
   Module module;
-  module.image = std::move(compiled.cubin);
+  module.image = std::move(compiled.code);
   const std::map<std::string, Resources> all = parse_ptxas_log(compiled.log, &module.warnings);
   if (compares_clamped(module.image))
     module.warnings.push_back(entry.module.source + ": compares max(0, min(x, n)) with n, by VIMNMX.RELU's predicate");

@@ -12,6 +12,7 @@
 #include "builder.h"
 #include "cuda/jit/files.h"
 #include "popular.h"
+#include "portable.h"
 
 namespace {
 
@@ -25,6 +26,9 @@ constexpr char kUsage[] =
     "       attune_bundler update REPORT LEDGER           write the ledger from the report\n"
     "       attune_bundler verify MANIFEST BUNDLE         exit code 1 unless the library finds every module in the "
     "bundle\n"
+    "       attune_bundler portable check LEDGER          compile for other GPUs; exit code 1 where the ledger "
+    "disagrees\n"
+    "       attune_bundler portable write LEDGER          write the ledger of that\n"
     "       attune_bundler popular write MODELS MANIFEST  write what the models of a directory ask for\n"
     "       attune_bundler popular check MODELS MANIFEST  exit code 1 unless the manifest lists just that\n";
 
@@ -77,6 +81,20 @@ int check(const std::string& report_path, const std::string& ledger_path) {
   return faults.empty() ? 0 : 1;
 }
 
+int portable(const std::string& verb, const std::string& ledger_path) {
+  std::string why;
+  const attune::cuda::Nvrtc* nvrtc = attune::cuda::find_nvrtc(99, &why);
+  if (nvrtc == nullptr) throw std::runtime_error(why);
+  std::vector<std::string> faults;
+  const Ledger measured = attune::bundle::compile_portable(*nvrtc, &faults);
+  if (verb == "write") return write(ledger_path, attune::bundle::ledger_text(measured)), 0;
+  const auto differences = attune::bundle::check_ledger(attune::bundle::parse_ledger(read(ledger_path)), measured);
+  faults.insert(faults.end(), differences.begin(), differences.end());
+  for (const std::string& fault : faults) fmt::print("{}\n", fault);
+  fmt::print("{} kernels, {} faults\n", measured.kernels.size(), faults.size());
+  return faults.empty() ? 0 : 1;
+}
+
 int popular(const std::string& verb, const std::string& models, const std::string& manifest_path) {
   const std::string text =
       attune::bundle::popular_manifest(attune::bundle::popular_kernels(attune::bundle::read_models(models)));
@@ -120,6 +138,8 @@ int main(int argc, char** argv) {
     if (args.size() == 4 && args[0] == "popular" && (args[1] == "write" || args[1] == "check")) {
       return popular(args[1], args[2], args[3]);
     }
+    if (args.size() == 3 && args[0] == "portable" && (args[1] == "write" || args[1] == "check"))
+      return portable(args[1], args[2]);
     if (args.size() == 3 && args[0] == "update") {
       write(args[2], attune::bundle::ledger_text(attune::bundle::report_ledger(read(args[1]))));
       return 0;

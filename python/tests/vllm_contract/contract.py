@@ -23,7 +23,7 @@ from vllm.v1.attention.selector import AttentionSelectorConfig
 
 import attune
 import attune.integrations.vllm as integration
-from attune.integrations.vllm import plans
+from attune.integrations import _plans as plans
 from attune.integrations.vllm.backend import AttuneBackend
 from attune.integrations.vllm.impl import AttuneImpl
 from attune.integrations.vllm.metadata import AttuneMetadataBuilder

@@ -94,8 +94,9 @@ Coverage coverage() {
 }  // namespace
 
 const Kernel& backward_kernel() {
-  static const Kernel kernel{"cuda_backward", kAttentionBackward, ATTUNE_DEVICE_CUDA, coverage(), nullptr, nullptr,
-                             nullptr,         make_plan,          backward::refusal};
+  static const Kernel kernel{
+      "cuda_backward", kAttentionBackward, ATTUNE_DEVICE_CUDA, kWarpgroups, coverage(), nullptr, nullptr,
+      nullptr,         make_plan,          backward::refusal};
   return kernel;
 }
 

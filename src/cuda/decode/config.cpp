@@ -130,6 +130,7 @@ std::string no_vectors(const Problem& p) {
 std::string no_clusters(const Problem& p, const DeviceShape& device, int64_t output_tiles) {
   constexpr int64_t kClusterKeys =
       16384;  // beyond, the multiprocessors that clusters leave idle cost more than a launch less saves
+  if (!device.clusters) return "the GPU has none";
   if (p.cu_q) return "cu_seqlens_q is given";
   if (p.batch_invariant) return "batch_invariant";
   if (p.max_seqlen_kv > kClusterKeys) return cat("max_seqlen_kv is ", p.max_seqlen_kv, ", more than ", kClusterKeys);
@@ -175,6 +176,7 @@ void choose_blocks(const Problem& p, const DeviceShape& device, int64_t blocks_o
     c.stages = stages_that_fit(c, device);
     if (c.stages >= 3 || c.blocks_per_sm == 1) break;
   }
+  for (; c.stages == 0 && c.warps > 1; c.stages = stages_that_fit(c, device)) c.warps /= 2;  // wide rows where blocks have 99 KiB
   if (c.cluster > 0) c.blocks = static_cast<int>(output_tiles) * c.cluster;
 }
 

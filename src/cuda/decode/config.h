@@ -64,9 +64,13 @@ struct DeviceShape {
   int num_sms = 132;
   int64_t shared_bytes_per_sm = 233472;
   int64_t shared_bytes_per_block = 232448;
+  bool clusters = true;
 };
 inline DeviceShape device_shape(const DeviceInfo& info) {
-  return {info.num_sms, info.shared_bytes_per_sm, info.shared_bytes_per_block};
+  return {info.num_sms, info.shared_bytes_per_sm, info.shared_bytes_per_block, info.target.has(ptx::kClusters)};
+}
+inline DeviceShape device_shape(const Architecture& a, int num_sms) {
+  return {num_sms, a.shared_per_sm, a.shared_a_block, target_of(a).has(ptx::kClusters)};
 }
 
 // "" if the kernel takes the problem, else what it does not take, where the coverage row cannot say it.

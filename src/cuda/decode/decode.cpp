@@ -114,7 +114,7 @@ std::unique_ptr<KernelPlan> make_decode_plan_beside(const Problem& p, int32_t de
 }
 
 const Kernel& decode_kernel() {
-  static const Kernel kernel{"cuda_decode", "attention", ATTUNE_DEVICE_CUDA, coverage(), make_plan, decode::refusal};
+  static const Kernel kernel{"cuda_decode", "attention", ATTUNE_DEVICE_CUDA, 0, coverage(), make_plan, decode::refusal};
   return kernel;
 }
 

@@ -100,12 +100,12 @@ KernelSpec owners_kernel() {
   return {"indexer/owners.cu", "attune_index_owners", {define("ATTUNE_THREADS", kOwnersThreads)}, 0};
 }
 
-ScoresConfig choose_scores(const IndexerProblem& op) {
+ScoresConfig choose_scores(const IndexerProblem& op, const Target& target) {
   ScoresConfig c;
   const int32_t q = op.q.dtype, k = op.cache.k.dtype;
   c.bf16 = q == ATTUNE_BFLOAT16 || k == ATTUNE_BFLOAT16;
   const int32_t product = c.bf16 ? ATTUNE_BFLOAT16 : ATTUNE_FLOAT16;
-  c.exact = !is_8bit_or(q, product) || !is_8bit_or(k, product);
+  c.exact = !is_8bit_or(q, product) || !is_8bit_or(k, product) || !target.has(ptx::kWgmma);
   if (c.exact) return {.exact = true};
   c.q_type = q, c.k_type = k;
   c.heads = static_cast<int>(op.num_heads);
@@ -118,9 +118,10 @@ ScoresConfig choose_scores(const IndexerProblem& op) {
   return c;
 }
 
-SelectConfig choose_select(const IndexerProblem& op, int64_t rows, int num_sms) {
+SelectConfig choose_select(const IndexerProblem& op, int64_t rows, int num_sms, const Target& target) {
   constexpr int kMostBlocks = 8;        // of a cluster
   constexpr int64_t kLeastKeys = 8192;  // of a block: below, a cluster's barriers cost more than they save
+  if (!target.has(ptx::kClusters)) return {.threads = 512};  // with more, the instructions of sm_80 spill
   if (rows > num_sms) return {.threads = 512, .blocks_per_sm = 2};
   SelectConfig c;
   while (c.cluster < kMostBlocks && 2 * c.cluster * rows <= num_sms && op.max_seqlen_kv >= 2 * c.cluster * kLeastKeys)

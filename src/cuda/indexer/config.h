@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "core/indexer.h"
+#include "cuda/architecture.h"
 #include "cuda/kernel.h"
 
 namespace attune::cuda::indexer {
@@ -45,9 +46,10 @@ struct SelectConfig {
 inline constexpr int kOwnersThreads = 1024;
 KernelSpec owners_kernel();
 
-ScoresConfig choose_scores(const IndexerProblem& op);
+// target: what the kernels are compiled for. Without wgmma, scores are exact; without clusters, a row has one block.
+ScoresConfig choose_scores(const IndexerProblem& op, const Target& target = {});
 // rows: of a launch.
-SelectConfig choose_select(const IndexerProblem& op, int64_t rows, int num_sms);
+SelectConfig choose_select(const IndexerProblem& op, int64_t rows, int num_sms, const Target& target = {});
 
 // Rows of a launch, and bytes of the workspace.
 struct Layout {

@@ -59,8 +59,9 @@ class Run {
         stream_(stream),
         layout_(indexer::make_layout(op)),
         num_sms_(require_device(device).num_sms) {
-    if (op.reads_keys()) scores_ = indexer::choose_scores(op);
-    if (op.selects()) select_ = indexer::choose_select(op, layout_.rows, num_sms_);
+    const Target& target = require_device(device).target;
+    if (op.reads_keys()) scores_ = indexer::choose_scores(op, target);
+    if (op.selects()) select_ = indexer::choose_select(op, layout_.rows, num_sms_, target);
   }
 
   void operator()() const {

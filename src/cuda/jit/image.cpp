@@ -38,7 +38,7 @@ std::string module_name(const ModuleSpec& spec) {
 }
 
 std::vector<std::string> compiler_options(const ModuleSpec& spec) {
-  std::vector<std::string> options = {cat("-arch=", kArch), "--std=c++20", "-default-device"};
+  std::vector<std::string> options = {cat("-arch=", spec.target.option()), "--std=c++20", "-default-device"};
   for (std::string& flag : split_at_blanks(environment("ATTUNE_NVRTC_FLAGS"))) options.push_back(std::move(flag));
   for (const auto& [macro, value] : sorted(spec.defines)) options.push_back(cat("-D", macro, "=", value));
   return options;
@@ -87,10 +87,11 @@ const Bundle* ImageFinder::bundle() {
   return bundle_.get();
 }
 
-Image ImageFinder::find(const ModuleSpec& spec, bool without_bundle, bool without_cache) {
+Image ImageFinder::find(const ModuleSpec& wanted, bool without_bundle, bool without_cache) {
+  ModuleSpec spec = wanted;
   const SourceUnit unit = read_source(spec.source);
-  const std::vector<std::string> options = compiler_options(spec);
-  const Digest key = module_key(unit, options);
+  std::vector<std::string> options = compiler_options(spec);
+  Digest key = module_key(unit, options);
   Image image;
   if (const Bundle* b = without_bundle ? nullptr : bundle()) {
     std::string why;
@@ -103,6 +104,11 @@ Image ImageFinder::find(const ModuleSpec& spec, bool without_bundle, bool withou
   // The version of the compiler is part of the name of what it compiled.
   std::string why;
   const Nvrtc* nvrtc = find_nvrtc(options_.driver_major, &why);
+  if (nvrtc != nullptr && nvrtc->restrict(&spec.target)) {
+    options = compiler_options(spec);
+    key = module_key(unit, options);
+  }
+  if (nvrtc != nullptr) image.compiler = nvrtc->version();
   if (nvrtc != nullptr && !without_cache) {
     image.key = cache_key(key, nvrtc->version());
     if (std::optional<std::string> cached = cache_.load(image.key)) {
@@ -121,11 +127,11 @@ Image ImageFinder::find(const ModuleSpec& spec, bool without_bundle, bool withou
   const auto start = std::chrono::steady_clock::now();
   Compiled compiled = nvrtc->compile(unit, options);
   const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
-  log_message(ATTUNE_LOG_INFO, cat("compiled ", module_name(spec), " with NVRTC ", nvrtc->version(), " in ",
-                                   static_cast<int64_t>(elapsed.count()), " ms"));
+  log_message(ATTUNE_LOG_INFO, cat("compiled ", module_name(spec), " for ", spec.target.option(), " with NVRTC ",
+                                   nvrtc->version(), " in ", static_cast<int64_t>(elapsed.count()), " ms"));
   if (!compiled.log.empty()) log_message(ATTUNE_LOG_WARNING, cat(module_name(spec), ": ", compiled.log));
-  cache_.store(cache_key(key, nvrtc->version()), compiled.cubin);
-  image.owned = std::move(compiled.cubin);
+  cache_.store(cache_key(key, nvrtc->version()), compiled.code);
+  image.owned = std::move(compiled.code);
   image.origin = KernelOrigin::kCompiled;
   return image;
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/architecture.h"
 #include "cuda/jit/bundle.h"
 #include "cuda/jit/disk_cache.h"
 #include "cuda/jit/sources.h"
@@ -14,12 +15,13 @@
 
 namespace attune::cuda {
 
-inline constexpr char kArch[] = "sm_90a";
+inline constexpr char kArch[] = "sm_90a";  // of the bundle, and of a Target that nobody set
 
 // What is compiled as one: every entry of the source, for one set of macros.
 struct ModuleSpec {
   std::string source;
   Defines defines;
+  Target target = {};
 };
 std::string module_name(const ModuleSpec& spec);  // "decode/decode.cu GROUP=8 HEAD_DIM=128"
 
@@ -31,11 +33,12 @@ Digest module_key(const SourceUnit& unit, const std::vector<std::string>& option
 Digest cache_key(const Digest& module, const std::string& compiler_version);
 
 struct Image {
-  std::string owned;         // the cubin, or
-  std::string_view bundled;  // the cubin, in the bundle's memory
+  std::string owned;         // machine code or PTX, or
+  std::string_view bundled;  // machine code in the bundle's memory
   std::string_view bytes() const { return owned.empty() ? bundled : owned; }
   KernelOrigin origin = KernelOrigin::kCompiled;
-  Digest key = {};  // of the disk cache, for kDiskCache
+  Digest key = {};       // of the disk cache, for kDiskCache
+  std::string compiler;  // version of NVRTC, of owned
 };
 
 class ImageFinder {

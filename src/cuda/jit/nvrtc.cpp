@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <glob.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -23,6 +24,10 @@ struct Nvrtc::Api {
   int (*compile)(Program, int num_options, const char* const* options);
   int (*cubin_size)(Program, size_t*);
   int (*cubin)(Program, char*);
+  int (*ptx_size)(Program, size_t*);
+  int (*ptx)(Program, char*);
+  int (*num_supported_archs)(int*);
+  int (*supported_archs)(int*);
   int (*log_size)(Program, size_t*);
   int (*log)(Program, char*);
   const char* (*error_string)(int);
@@ -63,26 +68,43 @@ std::unique_ptr<Nvrtc> Nvrtc::open(const std::string& path, std::string* why) {
     return nullptr;
   }
   auto api = std::make_shared<Api>();
-  const bool complete = find_symbol(library, "nvrtcVersion", &api->version) &&
-                        find_symbol(library, "nvrtcCreateProgram", &api->create) &&
-                        find_symbol(library, "nvrtcDestroyProgram", &api->destroy) &&
-                        find_symbol(library, "nvrtcCompileProgram", &api->compile) &&
-                        find_symbol(library, "nvrtcGetCUBINSize", &api->cubin_size) &&
-                        find_symbol(library, "nvrtcGetCUBIN", &api->cubin) &&
-                        find_symbol(library, "nvrtcGetProgramLogSize", &api->log_size) &&
-                        find_symbol(library, "nvrtcGetProgramLog", &api->log) &&
-                        find_symbol(library, "nvrtcGetErrorString", &api->error_string);
+  const bool complete =
+      find_symbol(library, "nvrtcVersion", &api->version) && find_symbol(library, "nvrtcCreateProgram", &api->create) &&
+      find_symbol(library, "nvrtcDestroyProgram", &api->destroy) &&
+      find_symbol(library, "nvrtcCompileProgram", &api->compile) &&
+      find_symbol(library, "nvrtcGetCUBINSize", &api->cubin_size) &&
+      find_symbol(library, "nvrtcGetCUBIN", &api->cubin) && find_symbol(library, "nvrtcGetPTXSize", &api->ptx_size) &&
+      find_symbol(library, "nvrtcGetPTX", &api->ptx) &&
+      find_symbol(library, "nvrtcGetNumSupportedArchs", &api->num_supported_archs) &&
+      find_symbol(library, "nvrtcGetSupportedArchs", &api->supported_archs) &&
+      find_symbol(library, "nvrtcGetProgramLogSize", &api->log_size) &&
+      find_symbol(library, "nvrtcGetProgramLog", &api->log) &&
+      find_symbol(library, "nvrtcGetErrorString", &api->error_string);
   std::unique_ptr<Nvrtc> nvrtc(new Nvrtc);
   if (!complete || api->version(&nvrtc->major_, &nvrtc->minor_) != 0 || nvrtc->major_ < kMinMajor) {
     *why = cat(path, " is not NVRTC of CUDA ", kMinMajor, " or later");
     return nullptr;
   }
+  int count = 0;
+  if (api->num_supported_archs(&count) == 0 && count > 0) {
+    nvrtc->capabilities_.resize(static_cast<size_t>(count));
+    if (api->supported_archs(nvrtc->capabilities_.data()) != 0) nvrtc->capabilities_.clear();
+  }
+  std::sort(nvrtc->capabilities_.begin(), nvrtc->capabilities_.end());
   nvrtc->api_ = std::move(api);
   nvrtc->path_ = path;
   return nvrtc;
 }
 
 std::string Nvrtc::version() const { return cat(major_, ".", minor_); }
+
+bool Nvrtc::restrict(Target* target) const {
+  const auto behind = std::upper_bound(capabilities_.begin(), capabilities_.end(), target->capability);
+  if (behind == capabilities_.begin() || *(behind - 1) == target->capability) return false;
+  const int capability = *(behind - 1);
+  *target = {cat("sm_", capability), capability, ptx::features_of(capability, false), true};
+  return true;
+}
 
 Compiled Nvrtc::compile(const SourceUnit& unit, const std::vector<std::string>& options) const {
   std::vector<const char*> texts, names, flags;
@@ -118,9 +140,11 @@ Compiled Nvrtc::compile(const SourceUnit& unit, const std::vector<std::string>& 
   if (result == kCompilationError)
     fail(ATTUNE_INTERNAL, unit.path, " does not compile with NVRTC ", version(), ":\n", compiled.log);
   check_nvrtc(result, "nvrtcCompileProgram");
-  check_nvrtc(api.cubin_size(program, &size), "nvrtcGetCUBINSize");
-  compiled.cubin.resize(size);
-  check_nvrtc(api.cubin(program, compiled.cubin.data()), "nvrtcGetCUBIN");
+  const bool as_ptx = std::any_of(options.begin(), options.end(),
+                                  [](const std::string& option) { return option.starts_with("-arch=compute_"); });
+  check_nvrtc((as_ptx ? api.ptx_size : api.cubin_size)(program, &size), "the size of the code");
+  compiled.code.resize(size);
+  check_nvrtc((as_ptx ? api.ptx : api.cubin)(program, compiled.code.data()), "the code");
   return compiled;
 }
 

@@ -6,13 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "cuda/architecture.h"
 #include "cuda/jit/sources.h"
 
 namespace attune::cuda {
 
 struct Compiled {
-  std::string cubin;
-  std::string log;  // warnings; "" if none
+  std::string code;  // machine code; PTX, with a 0 at its end, for an architecture "compute_.."
+  std::string log;   // warnings; "" if none
 };
 
 class Nvrtc {
@@ -25,7 +26,9 @@ class Nvrtc {
   std::string version() const;  // "13.0"
   const std::string& path() const { return path_; }
 
-  // Compiles to machine code. Failure(ATTUNE_INTERNAL) with the compiler's messages. Thread-safe.
+  // True if the compiler does not know a target, which becomes PTX of the newest architecture before it.
+  bool restrict(Target* target) const;
+  // Compiles. Failure(ATTUNE_INTERNAL) with the compiler's messages. Thread-safe.
   Compiled compile(const SourceUnit& unit, const std::vector<std::string>& options) const;
 
  private:
@@ -34,6 +37,7 @@ class Nvrtc {
 
   std::shared_ptr<const Api> api_;
   int major_ = 0, minor_ = 0;
+  std::vector<int> capabilities_;  // that it knows, ascending
   std::string path_;
 };
 

@@ -142,7 +142,8 @@ std::vector<KernelSpec> kernels_of(const Problem& p, const decode::DeviceShape& 
 }  // namespace mixed
 
 const Kernel& mixed_kernel() {
-  static const Kernel kernel{"cuda_mixed", "attention", ATTUNE_DEVICE_CUDA, coverage(), make_plan, refusal, leaves};
+  static const Kernel kernel{"cuda_mixed", "attention", ATTUNE_DEVICE_CUDA, kWarpgroups, coverage(), make_plan,
+                             refusal,      leaves};
   return kernel;
 }
 

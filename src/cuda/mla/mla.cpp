@@ -97,7 +97,8 @@ Coverage coverage() {
 }  // namespace
 
 const Kernel& mla_kernel() {
-  static const Kernel kernel{"cuda_mla", "attention", ATTUNE_DEVICE_CUDA, coverage(), make_plan, mla::refusal};
+  static const Kernel kernel{"cuda_mla", "attention", ATTUNE_DEVICE_CUDA, kWarpgroups,
+                             coverage(), make_plan,   mla::refusal};
   return kernel;
 }
 

@@ -116,21 +116,20 @@ std::unique_ptr<KernelPlan> make_plan_as_fp32(const Problem& p, int32_t device) 
 }  // namespace
 
 const Kernel& prefill_kernel() {
-  static const Kernel kernel{"cuda_prefill", "attention",      ATTUNE_DEVICE_CUDA, coverage(),
-                             make_plan,      prefill::refusal, has_few_rows};
+  static const Kernel kernel{"cuda_prefill", "attention", ATTUNE_DEVICE_CUDA, kWarpgroups,
+                             coverage(),     make_plan,   prefill::refusal,   has_few_rows};
   return kernel;
 }
 
 const Kernel& prefill_fp8_kernel() {
-  static const Kernel kernel{"cuda_prefill_fp8", "attention", ATTUNE_DEVICE_CUDA,
+  static const Kernel kernel{"cuda_prefill_fp8", "attention", ATTUNE_DEVICE_CUDA, kWarpgroups,
                              fp8_coverage(),     make_plan,   prefill::refusal};
   return kernel;
 }
 
 const Kernel& prefill_fp32_kernel() {
-  static const Kernel kernel{"cuda_prefill_fp32", "attention",       ATTUNE_DEVICE_CUDA,
-                             fp32_coverage(),     make_plan_as_fp32, prefill::refusal_as_fp32,
-                             leaves_fp32};
+  static const Kernel kernel{"cuda_prefill_fp32", "attention",       ATTUNE_DEVICE_CUDA,       kWarpgroups,
+                             fp32_coverage(),     make_plan_as_fp32, prefill::refusal_as_fp32, leaves_fp32};
   return kernel;
 }
 

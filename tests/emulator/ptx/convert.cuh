@@ -40,5 +40,12 @@ inline unsigned subtract_f16x2(unsigned a, unsigned b) {
   const auto half = [](unsigned x) { return emulator::from_half(static_cast<uint16_t>(x)); };
   return pack_f16(half(a) - half(b), half(a >> 16) - half(b >> 16));
 }
+inline unsigned multiply_add_f16x2(unsigned a, unsigned b, unsigned c) {
+  // The product is exact. A sum is rounded to fp32 first; those of kernels/common/fp8.cuh are exact.
+  const auto half = [](unsigned x) { return static_cast<double>(emulator::from_half(static_cast<uint16_t>(x))); };
+  const auto one = [&](unsigned x, unsigned y, unsigned z) { return emulator::to_half(half(x) * half(y) + half(z)); };
+  return one(a, b, c) | static_cast<unsigned>(one(a >> 16, b >> 16, c >> 16)) << 16;
+}
+inline unsigned multiply_f16x2(unsigned a, unsigned b) { return multiply_add_f16x2(a, b, 0x80008000u); }
 
 }  // namespace attune::ptx

@@ -5,6 +5,8 @@
 #include "emulator/tensor_map.h"
 #include "ptx/async_copy.cuh"
 
+static_assert(__CUDA_ARCH__ >= 900, "a kernel for older GPUs includes this");
+
 namespace attune::ptx {
 
 inline bool elect() {

@@ -7,6 +7,8 @@
 #include "ptx/math.cuh"
 #include "ptx/tensor_copy.cuh"
 
+static_assert(__CUDA_ARCH__ >= 900, "a kernel for older GPUs includes this");
+
 namespace attune::ptx {
 
 inline void wgmma_fence() {}

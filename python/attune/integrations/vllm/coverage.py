@@ -12,6 +12,7 @@ from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 
 import attune
 
+from .. import _plans
 from . import kv_cache as caches
 
 _ANY_BLOCK_SIZE = 16  # where vLLM has not chosen one yet
@@ -38,7 +39,7 @@ def refusal(*, num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.d
     kv_cache_dtype = kv_cache_dtype or "auto"
 
     def spec(*shape: int, dtype: torch.dtype = torch.int32) -> attune.Spec:
-        return caches.spec(shape, dtype, where)
+        return _plans.spec(shape, dtype, where)
 
     stored = dtype if kv_cache_dtype == "auto" else STR_DTYPE_TO_TORCH_DTYPE[kv_cache_dtype]
     block_size = block_size or _ANY_BLOCK_SIZE

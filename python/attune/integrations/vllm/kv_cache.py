@@ -26,12 +26,6 @@ DTYPES = ("auto", "float16", "bfloat16", *EIGHT_BIT)
 SCALE_BYTES = 4
 
 
-def spec(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> attune.Spec:
-    """As attune.Spec, of torch's dtype."""
-    name: Any = str(dtype).removeprefix("torch.")
-    return attune.Spec(shape, name, device)
-
-
 def content_bytes(kv_cache_dtype: str, head_dim_qk: int, head_dim_v: int) -> int | None:
     """Bytes of content of a token and head where it is not only K and V; else None."""
     return head_dim_qk + head_dim_v + 2 * SCALE_BYTES if kv_cache_dtype in PER_TOKEN_HEAD else None

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, AttentionMetadataBuilder, CommonAttentionMetadata
 
-from .plans import Plans
-from .step import Kinds, Step
+from .._plans import Plans
+from .._step import Step
+from .step import Kinds
 
 
 @dataclass

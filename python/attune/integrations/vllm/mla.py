@@ -20,10 +20,11 @@ from vllm.v1.attention.backend import AttentionCGSupport, MultipleOf
 
 import attune
 
+from .._plans import Plans
+from .._step import Step
 from . import coverage, kv_cache as caches
 from .backend import Validated
-from .plans import Plans
-from .step import Kinds, Step
+from .step import Kinds
 
 _DTYPES = ["auto", "float16", "bfloat16"]
 _HEADS, _LATENT = 16, 512  # the selector does not say them: AttuneMLAImpl asks again with the layer's
@@ -73,7 +74,7 @@ class AttuneMLAImpl(MLACommonImpl[AttuneMLAMetadata]):
         super().__init__(num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window, kv_cache_dtype, logits_soft_cap,
                          attn_type, kv_sharing_target_layer_name, **mla)
         self.supports_quant_query_input = False
-        self.head_size_v = self.kv_lora_rank
+        self.num_kv_heads, self.head_size_v = 1, self.kv_lora_rank
         self.dtype = torch.get_default_dtype()
         self.arrays: dict[str, torch.Tensor | None] = {}
         self.fields: dict[str, Any] = {"causal": True, "softmax_scale": self.scale, "head_dim_v": self.kv_lora_rank}

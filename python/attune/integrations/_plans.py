@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plans of a metadata builder: one for each kind of layer and size of batch, made once and run in every later step."""
+"""The plans of an engine's attention layers: one for each kind of layer and size of batch, made once and run in every later step."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ import torch
 
 import attune
 
-from . import kv_cache as caches
-
 if TYPE_CHECKING:
-    from .step import Attending
+    from ._step import Attending
 
 # Decode has a kernel for keys up to this bound that needs no schedule (docs/kernels/decode.md).
 SHORT_SEQLEN_KV = 16384
 _SHORT_SEQLENS_Q = (1, 2, 4, 8, 16, 32)
 _ALIGNMENT = 256
+
+
+def spec(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> attune.Spec:
+    """As attune.Spec, of torch's dtype."""
+    name: Any = str(dtype).removeprefix("torch.")
+    return attune.Spec(shape, name, device)
 
 
 class Plans:
@@ -29,9 +33,10 @@ class Plans:
         self._plans: dict[tuple[Any, ...], attune.Plan] = {}
         self._workspaces: dict[str, torch.Tensor] = {}
 
-    def find(self, impl: Attending, cache: attune.KVCache, decode: bool, num_tokens: int, num_reqs: int, max_query_len: int,
+    def find(self, impl: Attending, cache: attune.KVCache | None, decode: bool, num_tokens: int, num_reqs: int, max_query_len: int,
              max_seq_len: int, pages: int) -> attune.Plan:
-        """decode: each request has one query. The other sizes are the most that any run has."""
+        """cache None: the new tokens attend among themselves. decode: each request has one query. The other sizes are the most
+        that any run has."""
         rows, batch = _power_of_two(num_tokens), _power_of_two(num_reqs)
         seqlen_q = next((n for n in _SHORT_SEQLENS_Q if max_query_len <= n), rows)
         seqlen_kv = SHORT_SEQLEN_KV if max_seq_len <= SHORT_SEQLEN_KV else None
@@ -41,23 +46,26 @@ class Plans:
             plan = self._plans[key] = self._make(impl, cache, decode, rows, batch, min(seqlen_q, rows), seqlen_kv, pages)
         return plan
 
-    def _make(self, impl: Attending, cache: attune.KVCache, decode: bool, rows: int, batch: int, seqlen_q: int,
+    def _make(self, impl: Attending, cache: attune.KVCache | None, decode: bool, rows: int, batch: int, seqlen_q: int,
               seqlen_kv: int | None, pages: int) -> attune.Plan:
-        def spec(*shape: int, dtype: torch.dtype = torch.int32) -> attune.Spec:
-            return caches.spec(shape, dtype, str(self._device))
+        def made(*shape: int, dtype: torch.dtype = torch.int32) -> attune.Spec:
+            return spec(shape, dtype, str(self._device))
 
-        fields = {
-            "q": spec(rows, impl.num_heads, impl.head_size, dtype=impl.dtype),
-            "out": spec(rows, impl.num_heads, impl.head_size_v, dtype=impl.dtype),
-            "cache": attune.KVCache(cache.k, cache.v, layout=cache.layout, k_scale=cache.k_scale, v_scale=cache.v_scale,
-                                    page_table=spec(batch, pages)),
-            "seqused_kv": spec(batch),
-            "cu_seqlens_q": None if decode else spec(batch + 1),
+        fields: dict[str, Any] = {
+            "q": made(rows, impl.num_heads, impl.head_size, dtype=impl.dtype),
+            "out": made(rows, impl.num_heads, impl.head_size_v, dtype=impl.dtype),
+            "cu_seqlens_q": None if decode else made(batch + 1),
             "max_seqlen_q": seqlen_q,
-            "max_seqlen_kv": seqlen_kv,
             **impl.arrays,
             **impl.fields,
         }
+        if cache is None:
+            fields["k"] = made(rows, impl.num_kv_heads, impl.head_size, dtype=impl.dtype)
+            fields["v"] = made(rows, impl.num_kv_heads, impl.head_size_v, dtype=impl.dtype)
+        else:
+            fields["cache"] = attune.KVCache(cache.k, cache.v, layout=cache.layout, k_scale=cache.k_scale, v_scale=cache.v_scale,
+                                             page_table=made(batch, pages))
+            fields["seqused_kv"], fields["max_seqlen_kv"] = made(batch), seqlen_kv
         size = attune.Plan(**fields).workspace_size
         return attune.Plan(**fields, workspace=self._workspace(impl.kind, size))
 

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Conversions of 8-bit floats, with the same numbers on architectures that have instructions for them and on others.
+#pragma once
+
+#include "ptx/architecture.h"
+#include "ptx/convert.cuh"
+
+namespace attune::common {
+
+// Two e4m3 codes, each the high byte of a half (permute_bytes by 0x1404), to fp16 by arithmetic. Their exponents and
+// mantissas are, as bits of fp16, 2^-8 of the numbers, and NaN is 1.875. Times 36,000 that alone overflows, to an
+// infinity that times 0 is NaN.
+__device__ __forceinline__ unsigned e4m3_high_bytes_to_f16(unsigned x) {
+  constexpr unsigned kUnit = 0x5c005c00u, kOver = 0x78657865u;  // 2^8; 36,000
+  const unsigned small = (x & 0x80008000u) | (x >> 1 & 0x3f803f80u);
+  return ptx::multiply_add_f16x2(ptx::multiply_f16x2(small, kOver), 0, ptx::multiply_f16x2(small, kUnit));
+}
+
+// x to the nearest code of kMantissa bits behind an exponent with that bias, ties to even; saturates, NaN stays NaN.
+template <int kMantissa, int kBias>
+__device__ __forceinline__ unsigned encode_by_bits(float x, float largest) {
+  constexpr int kShift = 23 - kMantissa;
+  const float magnitude = fminf(fabsf(x), largest), smallest_normal = __uint_as_float((128u - kBias) << 23);
+  // Adding a number of the subnormals' unit rounds to it.
+  const unsigned unit = (127u + 1 - kBias + kShift) << 23, bits = __float_as_uint(magnitude);
+  const unsigned rounded = bits + (1u << (kShift - 1)) - 1 + (bits >> kShift & 1);
+  const unsigned normal = (rounded >> kShift) - ((127u - kBias) << kMantissa);
+  const unsigned subnormal = __float_as_uint(magnitude + __uint_as_float(unit)) - unit;
+  const unsigned sign = __float_as_uint(x) >> 24 & 0x80;
+  return (x == x ? magnitude < smallest_normal ? subnormal : normal : 0x7fu) | sign;
+}
+
+// The two codes in the low half of x to fp16, exactly; NaN stays NaN.
+__device__ __forceinline__ unsigned e4m3_to_f16(unsigned short two) {
+  if constexpr (ptx::has(ptx::kFp8Conversion)) return ptx::e4m3_to_f16(two);
+  return e4m3_high_bytes_to_f16(ptx::permute_bytes(two, 0, 0x1404));
+}
+__device__ __forceinline__ unsigned e5m2_to_f16(unsigned short two) {
+  if constexpr (ptx::has(ptx::kFp8Conversion)) return ptx::e5m2_to_f16(two);
+  return ptx::permute_bytes(two, 0, 0x1404);  // the high bytes of fp16
+}
+
+// Two numbers to codes, lo in the low byte: to nearest even; saturates, NaN stays NaN.
+__device__ __forceinline__ unsigned short pack_e4m3(float lo, float hi) {
+  if constexpr (ptx::has(ptx::kFp8Conversion)) return ptx::pack_e4m3(lo, hi);
+  return static_cast<unsigned short>(encode_by_bits<3, 7>(lo, 448.0f) | encode_by_bits<3, 7>(hi, 448.0f) << 8);
+}
+__device__ __forceinline__ unsigned short pack_e5m2(float lo, float hi) {
+  if constexpr (ptx::has(ptx::kFp8Conversion)) return ptx::pack_e5m2(lo, hi);
+  return static_cast<unsigned short>(encode_by_bits<2, 15>(lo, 57344.0f) | encode_by_bits<2, 15>(hi, 57344.0f) << 8);
+}
+
+}  // namespace attune::common

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is refused when a server starts, by the field, its value, and the backend of SGLang's own to go to instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from sglang.srt.runtime_context import get_exec, get_parallel, get_spec
+
+import attune
+
+from .._plans import spec
+from .._step import Attending
+
+_CHAINS = ("NONE", "EAGLE", "EAGLE3", "STANDALONE")  # with a topk of 1: drafts are chains of tokens, not trees
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_EIGHT_BIT = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def refuse(field: str, value: Any, nearest: str) -> None:
+    raise NotImplementedError(f"attune: {field}={value!r} is not covered; nearest backend of SGLang that takes it: {nearest}")
+
+
+def check_runner(runner: Any) -> None:
+    """Raises NotImplementedError for a server that is not covered, whatever its layers."""
+    mla = runner.use_mla_backend
+    device = str(runner.device).partition(":")[0]
+    if device not in ("cuda", "cpu"):
+        refuse("device", runner.device, "torch_native")
+    if device == "cuda" and (capability := torch.cuda.get_device_capability()) != (9, 0):
+        refuse("compute capability", capability, "triton")
+    if runner.is_draft_worker:
+        refuse("speculative_draft_attention_backend", "attune", "fa3 (--speculative-draft-attention-backend fa3)")
+    algorithm = getattr(runner.spec_algorithm, "name", str(runner.spec_algorithm))
+    if algorithm not in _CHAINS:
+        refuse("speculative_algorithm", algorithm, "triton")
+    if algorithm != "NONE" and (topk := get_spec().speculative_eagle_topk or 1) > 1:
+        refuse("speculative_eagle_topk", topk, "triton" if mla else "fa3")
+    if runner.model_config.is_encoder_decoder:
+        refuse("is_encoder_decoder", True, "flashinfer")
+    if (dllm := get_exec().dllm.dllm_algorithm) is not None:
+        refuse("dllm_algorithm", dllm, "flashinfer")
+    if get_parallel().dcp_enabled:
+        refuse("dcp_size", get_parallel().attn_dcp_size, "flashinfer")
+    if (size := get_parallel().attn_cp_size) > 1:
+        refuse("attn_cp_size", size, "fa3")
+    if runner.kv_index_translator.is_translating:
+        refuse("enable_unified_memory", True, "triton")
+    _check_pool(runner.token_to_kv_pool, mla)
+    if runner.dtype not in _DTYPES:
+        refuse("dtype", runner.dtype, "triton")
+
+
+def _check_pool(pool: Any, mla: bool) -> None:
+    wanted = MLATokenToKVPool if mla else MHATokenToKVPool
+    parts = [pool.full_kv_pool, pool.swa_kv_pool] if type(pool) is SWAKVPool and not mla else [pool]
+    for part in parts:
+        if type(part) is not wanted:
+            nearest = {"DSATokenToKVPool": "dsa", "MHATokenToKVPoolFP4": "flashinfer"}.get(type(part).__name__, "triton")
+            refuse("token_to_kv_pool", type(part).__name__, nearest)
+        if (layout := getattr(part, "kv_cache_layout", "nhd")) not in ("nhd", "hnd"):
+            refuse("kv_cache_layout", layout, "aiter")
+        if getattr(part, "is_quantized_kv_cache", False):
+            refuse("kv_cache_dtype", part.quant_method.name, "flashinfer")
+        if part.dtype not in _DTYPES + _EIGHT_BIT * (not mla):
+            refuse("kv_cache_dtype", part.dtype, "flashmla" if mla else "triton")
+
+
+def check_layer(layer: Any) -> None:
+    """Raises NotImplementedError for a RadixAttention with what no field of Attune's says."""
+    capped = layer.logit_cap and layer.logit_cap > 0
+    for field, covered, nearest in (
+            ("is_cross_attention", not layer.is_cross_attention, "flashinfer"),
+            ("attn_type", layer.attn_type == AttentionType.DECODER, "triton"),
+            ("pos_encoding_mode", layer.pos_encoding_mode == "NONE", "flashinfer"),
+            ("logit_capping_method", not capped or layer.logit_capping_method == "tanh", "triton"),
+            ("use_irope", not layer.use_irope, "fa3"),
+            ("xai_temperature_len", layer.xai_temperature_len is None or layer.xai_temperature_len <= 0, "triton")):
+        if not covered:
+            refuse(field, getattr(layer, field), nearest)
+
+
+def check_kernels(impl: Attending, cache: attune.KVCache | None, device: torch.device) -> None:
+    """Raises NotImplementedError where no kernel takes such a layer's decode step or its prompts."""
+
+    def made(*shape: int, dtype: torch.dtype = torch.int32) -> attune.Spec:
+        return spec(shape, dtype, str(device))
+
+    for rows, offsets in ((2, None), (64, made(3))):
+        fields: dict[str, Any] = {**impl.fields, "cu_seqlens_q": offsets, "sinks": impl.arrays.get("sinks")}
+        if cache is not None:
+            fields["cache"] = attune.KVCache(cache.k, cache.v, layout=cache.layout, k_scale=cache.k_scale, v_scale=cache.v_scale,
+                                             page_table=made(2, 2))
+            fields["seqused_kv"] = made(2)
+        elif offsets is None:
+            continue
+        else:
+            fields["k"] = made(rows, impl.num_kv_heads, impl.head_size, dtype=impl.dtype)
+            fields["v"] = made(rows, impl.num_kv_heads, impl.head_size_v, dtype=impl.dtype)
+        try:
+            answer = attune.supported(made(rows, impl.num_heads, impl.head_size, dtype=impl.dtype), device=str(device), **fields)
+            reason = answer.reason
+        except attune.Error as error:
+            reason = str(error)
+        if reason:
+            raise NotImplementedError(f"attune: no kernel on {device} takes num_heads={impl.num_heads}, num_kv_heads={impl.num_kv_heads}, "
+                                      f"head_dim={impl.head_size}, v_head_dim={impl.head_size_v}, dtype={impl.dtype}: {reason}; "
+                                      "nearest backend of SGLang that takes it: triton")

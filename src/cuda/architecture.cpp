@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/architecture.h"
+
+#include <bit>
+#include <iterator>
+
+#include "core/status.h"
+
+namespace attune::cuda {
+namespace {
+
+// In the order of ptx::Feature.
+constexpr const char* kFeatureNames[] = {"conversions of 8-bit floats",
+                                         "e4m3 mma",
+                                         "programmatic dependent launch",
+                                         "clusters",
+                                         "TMA",
+                                         "setmaxnreg",
+                                         "wgmma"};
+static_assert(1u << (std::size(kFeatureNames) - 1) == ptx::kLastFeature, "a name for each feature");
+
+std::string known_names() {
+  std::string names;
+  for (const Architecture& a : kArchitectures) names += cat(names.empty() ? "" : ", ", a.name);
+  return names;
+}
+
+}  // namespace
+
+std::string Target::option() const { return as_ptx ? cat("compute_", capability) : name; }
+
+std::string capability_text(int capability) { return cat(capability / 10, ".", capability % 10); }
+
+const Architecture* find_architecture(const std::string& name) {
+  for (const Architecture& a : kArchitectures)
+    if (name == a.name) return &a;
+  return nullptr;
+}
+
+Target target_of(const Architecture& a) { return {a.name, a.capability, ptx::features_of(a.capability, a.specific)}; }
+
+Target own_target(int capability) {
+  Target own = {cat("sm_", capability), capability, ptx::features_of(capability, false)};
+  for (const Architecture& a : kArchitectures)
+    if (a.specific && a.capability == capability) own.name = a.name, own.features = ptx::features_of(capability, true);
+  return own;
+}
+
+Target forced_target(const std::string& name, int capability, std::string* why) {
+  const Architecture* forced = find_architecture(name);
+  if (forced == nullptr) {
+    *why = cat("ATTUNE_ARCH is '", name, "'; it must be one of ", known_names());
+    return {};
+  }
+  if (forced->capability > capability || (forced->specific && forced->capability != capability)) {
+    *why = cat("ATTUNE_ARCH names ", name, ", whose code a GPU of compute capability ", capability_text(capability),
+               " does not run");
+    return {};
+  }
+  Target target = target_of(*forced);
+  target.as_ptx = forced->capability != capability;
+  return target;
+}
+
+std::string missing_feature(unsigned needs, const Target& target) {
+  const unsigned missing = needs & ~target.features;
+  if (missing == 0) return "";
+  // The last one says most.
+  const unsigned feature = std::bit_floor(missing);
+  const char* const name = kFeatureNames[std::countr_zero(feature)];
+  return cat(name, ": compute capability ", capability_text(ptx::first_with(feature)),
+             ptx::only_there(feature) ? "" : " or newer", ", this is ", capability_text(target.capability));
+}
+
+}  // namespace attune::cuda

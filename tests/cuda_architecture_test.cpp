@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// What kernels are compiled for, and which of them a GPU gets.
+#include "cuda/architecture.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <tuple>
+
+#include "cases/problem.h"
+#include "core/status.h"
+#include "cuda/jit/image.h"
+#include "cuda/jit/nvrtc.h"
+#include "dispatch/registry.h"
+#include "support.h"
+
+namespace attune::cuda {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(Architecture, FeaturesComeWithTheirCapability) {
+  using namespace ptx;  // NOLINT: all features
+  constexpr unsigned kFp8 = kFp8Conversion | kFp8Mma, kHopper = kFp8 | kDependentLaunch | kClusters | kTma;
+  EXPECT_EQ(own_target(80).features, 0u);
+  EXPECT_EQ(own_target(86).features, 0u);
+  EXPECT_EQ(own_target(89).features, kFp8);
+  EXPECT_EQ(own_target(90).features, kHopper | kRegisterMoves | kWgmma);
+  EXPECT_EQ(own_target(100).features, kHopper);
+  EXPECT_EQ(own_target(120).features, kHopper);
+  EXPECT_EQ(own_target(90).option(), Target().option());
+  EXPECT_EQ(own_target(90).features, Target().features);
+  EXPECT_EQ(own_target(88).option(), "sm_88") << "which is in no table";
+  EXPECT_EQ(own_target(88).features, 0u);
+}
+
+TEST(Architecture, OtherArchitecturesAreCompiledToPtx) {
+  std::string why;
+  EXPECT_EQ(forced_target("sm_80", 90, &why).option(), "compute_80");
+  EXPECT_EQ(forced_target("sm_80", 90, &why).features, 0u);
+  EXPECT_EQ(forced_target("sm_90a", 90, &why).option(), "sm_90a");
+  EXPECT_EQ(forced_target("sm_90", 100, &why).option(), "compute_90");
+  EXPECT_EQ(why, "");
+  forced_target("sm_90a", 100, &why);
+  EXPECT_EQ(why, "ATTUNE_ARCH names sm_90a, whose code a GPU of compute capability 10.0 does not run");
+  why.clear();
+  forced_target("sm_120", 90, &why);
+  EXPECT_EQ(why, "ATTUNE_ARCH names sm_120, whose code a GPU of compute capability 9.0 does not run");
+  why.clear();
+  forced_target("Hopper", 90, &why);
+  EXPECT_THAT(why, HasSubstr("ATTUNE_ARCH is 'Hopper'; it must be one of sm_80, "));
+}
+
+TEST(Architecture, NamesTheFeatureThatIsMissing) {
+  EXPECT_EQ(missing_feature(kWarpgroups, own_target(90)), "");
+  EXPECT_EQ(missing_feature(0, own_target(80)), "");
+  EXPECT_EQ(missing_feature(kWarpgroups, own_target(86)), "wgmma: compute capability 9.0, this is 8.6");
+  EXPECT_EQ(missing_feature(kWarpgroups, own_target(120)), "wgmma: compute capability 9.0, this is 12.0");
+  EXPECT_EQ(missing_feature(ptx::kTma | ptx::kClusters, own_target(80)),
+            "TMA: compute capability 9.0 or newer, this is 8.0");
+  EXPECT_EQ(missing_feature(ptx::kFp8Mma, own_target(86)), "e4m3 mma: compute capability 8.9 or newer, this is 8.6");
+}
+
+TEST(Architecture, GpusGetKernelsThatRunThere) {
+  const auto choose = [](const char* fields, int capability) -> std::string {
+    cases::Problem problem(tests::make_case(fields));
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    try {
+      return choose_kernel(p, traits_of(p, problem.host()), ATTUNE_DEVICE_CUDA, kAttention, own_target(capability))
+          .name;
+    } catch (const Failure& e) {
+      EXPECT_EQ(e.status(), ATTUNE_UNSUPPORTED);
+      return e.what();
+    }
+  };
+  constexpr const char* kStep = R"({"name": "x", "kv": "paged", "heads": [8, 2], "head_dim": [128, 128],
+      "dtype": "bf16", "queries": "fixed", "seqlens_kv": [70]})";
+  constexpr const char* kChunk = R"({"name": "x", "kv": "paged", "heads": [8, 2], "head_dim": [128, 128],
+      "dtype": "bf16", "seqlens_q": [60], "seqlens_kv": [70]})";
+  constexpr const char* kDense = R"({"name": "x", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16",
+      "seqlens_q": [70]})";
+  constexpr const char* kMla = R"({"name": "x", "heads": [16, 1], "head_dim": [576, 512], "shared_kv": true,
+      "kv": "paged", "dtype": "bf16", "queries": "fixed", "seqlens_kv": [70]})";
+  for (const int capability : {80, 86, 89, 100, 120}) {
+    const std::string here = capability_text(capability);
+    EXPECT_EQ(choose(kStep, capability), "cuda_decode") << here;
+    EXPECT_EQ(choose(kChunk, capability), "cuda_decode") << here;
+    EXPECT_EQ(
+        choose(kDense, capability),
+        "no kernel covers this; the nearest is cuda_prefill, which needs wgmma: compute capability 9.0, this is " +
+            here);
+    EXPECT_EQ(
+        choose(kMla, capability),
+        "no kernel covers this; the nearest is cuda_mla, which needs wgmma: compute capability 9.0, this is " + here);
+  }
+  EXPECT_EQ(choose(kStep, 90), "cuda_decode");
+  EXPECT_EQ(choose(kChunk, 90), "cuda_prefill");
+  EXPECT_EQ(choose(kDense, 90), "cuda_prefill");
+  EXPECT_EQ(choose(kMla, 90), "cuda_mla");
+}
+
+// What the compiler does not know becomes PTX of the newest architecture that it does.
+TEST(Architecture, CompilersThatAreOlderThanTheGpu) {
+  std::string why;
+  const Nvrtc* nvrtc = find_nvrtc(99, &why);
+  if (nvrtc == nullptr) GTEST_SKIP() << why;
+  for (const Architecture& a : kArchitectures) {
+    if (a.capability > 90) continue;
+    Target target = target_of(a);
+    EXPECT_FALSE(nvrtc->restrict(&target)) << a.name;
+    EXPECT_EQ(target.option(), a.name);
+  }
+  Target future = own_target(990);
+  EXPECT_TRUE(nvrtc->restrict(&future));
+  EXPECT_TRUE(future.as_ptx);
+  EXPECT_GE(future.capability, 90);
+  EXPECT_LT(future.capability, 990);
+  EXPECT_FALSE(nvrtc->restrict(&future)) << future.name;
+  const ModuleSpec spec{"selftest/saxpy.cu", {{"A", "2"}}, future};
+  const Compiled compiled = nvrtc->compile(read_source(spec.source, ""), compiler_options(spec));
+  EXPECT_THAT(compiled.code, HasSubstr(cat(".target ", future.name)));
+  EXPECT_EQ(compiled.code.back(), '\0');
+}
+
+}  // namespace
+}  // namespace attune::cuda

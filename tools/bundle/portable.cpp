@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "portable.h"
+
+#include <set>
+#include <string>
+
+#include "attune/attune.h"
+#include "core/indexer.h"
+#include "core/ops.h"
+#include "core/status.h"
+#include "cuda/decode/config.h"
+#include "cuda/indexer/config.h"
+#include "cuda/ops/config.h"
+#include "cuda/ops/ops.h"
+
+namespace attune::bundle {
+namespace {
+
+constexpr int64_t kBatch = 64, kPageSize = 64, kPages = 64, kHeadsQ = 32, kHeadsKv = 8, kHeadDim = 128;
+constexpr int kSms = 100;
+
+attune_tensor tensor(attune_dtype dtype, std::initializer_list<int64_t> shape) {
+  return attune_dense_tensor(nullptr, dtype, static_cast<int32_t>(shape.size()), shape.begin());
+}
+
+attune_kv_cache cache_of(attune_dtype dtype) {
+  attune_kv_cache c = {};
+  c.k = c.v = tensor(dtype, {kBatch * kPages, kPageSize, kHeadsKv, kHeadDim});
+  if (dtype == ATTUNE_INT8) c.k_scale = tensor(ATTUNE_FLOAT32, {kBatch * kPages, kPageSize, kHeadsKv});
+  if (dtype == ATTUNE_FLOAT8_E4M3) c.k_scale = tensor(ATTUNE_FLOAT32, {kHeadsKv});
+  c.v_scale = c.k_scale;
+  c.page_table = tensor(ATTUNE_INT32, {kBatch, kPages});
+  return c;
+}
+
+// A decode step; appends: with new tokens, biases and RoPE.
+attune_attention step(attune_dtype dtype, attune_dtype cache, bool appends) {
+  attune_attention a;
+  attune_attention_init(&a, sizeof(a));
+  a.q = a.out = tensor(dtype, {kBatch, 1, kHeadsQ, kHeadDim});
+  a.cache = cache_of(cache);
+  a.seqused_kv = tensor(ATTUNE_INT32, {kBatch});
+  a.causal = 1;
+  if (!appends) return a;
+  a.k = a.v = tensor(dtype, {kBatch, 1, kHeadsKv, kHeadDim});
+  a.prologue.append = 1;
+  a.prologue.q_bias = tensor(dtype, {kHeadsQ, kHeadDim});
+  a.prologue.k_bias = a.prologue.v_bias = tensor(dtype, {kHeadsKv, kHeadDim});
+  a.prologue.rope_cos_sin = tensor(ATTUNE_FLOAT32, {kPages * kPageSize, kHeadDim});
+  return a;
+}
+
+// The whole cache at once.
+attune_cache_op cache_op(attune_dtype dtype, attune_dtype cache, attune_cache_op_kind kind) {
+  attune_cache_op op;
+  attune_cache_op_init(&op, sizeof(op));
+  op.kind = kind;
+  // Addresses of which only the alignment counts.
+  const auto at = [](attune_tensor t, uintptr_t place) {
+    if (t.rank > 0) t.data = reinterpret_cast<void*>(place << 40);
+    return t;
+  };
+  op.k = at(tensor(dtype, {kBatch * kPages * kPageSize, kHeadsKv, kHeadDim}), 1);
+  op.v = at(op.k, 2);
+  op.cache = cache_of(cache);
+  op.cache.page_table = {};
+  op.cache.k = at(op.cache.k, 3), op.cache.v = at(op.cache.v, 4);
+  op.cache.k_scale = at(op.cache.k_scale, 5), op.cache.v_scale = at(op.cache.v_scale, 6);
+  return op;
+}
+
+std::string name_of(const cuda::ModuleSpec& module, const std::string& entry) {
+  return cat(module.target.option(), " ", cuda::spec_name({module.source, entry, module.defines, 0}));
+}
+
+}  // namespace
+
+std::vector<ManifestEntry> portable_kernels() {
+  std::vector<ManifestEntry> list;
+  std::set<std::string> names;
+  const auto add = [&](const cuda::KernelSpec& spec, const cuda::Target& target) {
+    cuda::ModuleSpec module{spec.source, spec.defines, target};
+    if (names.insert(name_of(module, spec.entry)).second) list.push_back({std::move(module), {spec.entry}});
+  };
+  const auto add_step = [&](const attune_attention& a, const cuda::Architecture& to) {
+    const Problem p = make_problem(a, Data::kOptional);
+    const cuda::decode::Config c = cuda::decode::choose_config(p, cuda::decode::device_shape(to, kSms));
+    add(c.main_kernel(), cuda::target_of(to));
+    add(c.schedule_kernel(), cuda::target_of(to));
+  };
+  const cuda::Architecture& oldest = cuda::kArchitectures[0];
+  for (const attune_dtype cache : {ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, ATTUNE_INT8})
+    for (const bool appends : {false, true}) add_step(step(ATTUNE_BFLOAT16, cache, appends), oldest);
+  for (const char* name : {"sm_86", "sm_89", "sm_100", "sm_120"})
+    add_step(step(ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, false), *cuda::find_architecture(name));
+  const cuda::Target target = cuda::target_of(oldest);
+  for (const attune_dtype cache : {ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3}) {
+    for (const attune_cache_op_kind kind : {ATTUNE_CACHE_QUANTIZE, ATTUNE_CACHE_DEQUANTIZE})
+      add(cuda::kernel_of(make_cache_op(cache_op(ATTUNE_BFLOAT16, cache, kind))), target);
+  }
+  for (const cuda::ops::Entry entry : {cuda::ops::Entry::kStore, cuda::ops::Entry::kFetch}) {
+    cuda::ops::Config packed;
+    packed.entry = entry, packed.format = 656, packed.width = 8, packed.row_type = ATTUNE_BFLOAT16;
+    packed.blocks_per_sm = 4;
+    add(packed.spec(), target);
+  }
+  cuda::ops::Config merge;
+  merge.entry = cuda::ops::Entry::kMerge, merge.width = 8, merge.lanes = 16;
+  merge.row_type = ATTUNE_FLOAT32, merge.out_type = ATTUNE_BFLOAT16;
+  add(merge.spec(), target);
+  add(cuda::indexer::owners_kernel(), target);
+  add(cuda::indexer::ScoresConfig{.exact = true}.kernel(), target);
+  IndexerProblem few{};
+  add(cuda::indexer::choose_select(few, 1, kSms, target).kernel(), target);
+  return list;
+}
+
+Ledger compile_portable(const cuda::Nvrtc& nvrtc, std::vector<std::string>* warnings) {
+  Ledger ledger;
+  ledger.compiler = nvrtc.version();
+  for (const ManifestEntry& e : portable_kernels()) {
+    std::vector<std::string> options = cuda::compiler_options(e.module);
+    options.push_back("--ptxas-options=-v");
+    const cuda::Compiled compiled = nvrtc.compile(cuda::read_source(e.module.source, ""), options);
+    const auto all = parse_ptxas_log(compiled.log, warnings);
+    for (const std::string& entry : e.entries) ledger.kernels[name_of(e.module, entry)] = all.at(entry);
+  }
+  return ledger;
+}
+
+}  // namespace attune::bundle
