@@ -80,8 +80,8 @@ std::vector<NamedGradient> gradients_of(const BackwardProblem& problem, int32_t 
   const oracle::BoundTerms forward = bound_terms(problem.forward());
   const double scale =
       c.softmax_scale != 0 ? std::fabs(c.softmax_scale) : 1 / std::sqrt(static_cast<double>(c.head_dim_qk));
-  // What a p below 2^-126, which may be 0, makes of a dP of 64. A GPU multiplies fp16's p and dx as such: half a step of
-  // its subnormal numbers.
+  // What a p below 2^-126, which may be 0, makes of a dP of 64. A GPU multiplies fp16's p and dx as such: half a step
+  // of its subnormal numbers.
   const double least = device_type == ATTUNE_DEVICE_CUDA && c.dtype == ATTUNE_FLOAT16 ? 0x1p-25 : 0x1p-120;
   // n: the most that an element sums.
   const auto terms = [&](int64_t n, double rounding, double smallest) {
