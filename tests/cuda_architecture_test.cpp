@@ -79,15 +79,18 @@ TEST(Architecture, GpusGetKernelsThatRunThere) {
       "dtype": "bf16", "seqlens_q": [60], "seqlens_kv": [70]})";
   constexpr const char* kDense = R"({"name": "x", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16",
       "seqlens_q": [70]})";
+  constexpr const char* kFloats = R"({"name": "x", "heads": [8, 2], "head_dim": [128, 128], "dtype": "f32",
+      "seqlens_q": [70]})";
   constexpr const char* kMla = R"({"name": "x", "heads": [16, 1], "head_dim": [576, 512], "shared_kv": true,
       "kv": "paged", "dtype": "bf16", "queries": "fixed", "seqlens_kv": [70]})";
   for (const int capability : {80, 86, 89, 100, 120}) {
     const std::string here = capability_text(capability);
     EXPECT_EQ(choose(kStep, capability), "cuda_decode") << here;
-    EXPECT_EQ(choose(kChunk, capability), "cuda_decode") << here;
+    EXPECT_EQ(choose(kChunk, capability), "cuda_prefill_mma") << here;
+    EXPECT_EQ(choose(kDense, capability), "cuda_prefill_mma") << here;
     EXPECT_EQ(
-        choose(kDense, capability),
-        "no kernel covers this; the nearest is cuda_prefill, which needs wgmma: compute capability 9.0, this is " +
+        choose(kFloats, capability),
+        "no kernel covers this; the nearest is cuda_prefill_fp32, which needs wgmma: compute capability 9.0, this is " +
             here);
     EXPECT_EQ(
         choose(kMla, capability),
@@ -96,6 +99,7 @@ TEST(Architecture, GpusGetKernelsThatRunThere) {
   EXPECT_EQ(choose(kStep, 90), "cuda_decode");
   EXPECT_EQ(choose(kChunk, 90), "cuda_prefill");
   EXPECT_EQ(choose(kDense, 90), "cuda_prefill");
+  EXPECT_EQ(choose(kFloats, 90), "cuda_prefill_fp32");
   EXPECT_EQ(choose(kMla, 90), "cuda_mla");
 }
 

@@ -127,6 +127,8 @@ struct Kernel {
   std::unique_ptr<BackwardPlan> (*make_backward_plan)(const BackwardProblem& p, int32_t device_index) = nullptr;
   // As refusal, of what only the backward has. Null: it takes all.
   std::string (*backward_refusal)(const BackwardProblem& p) = nullptr;
+  // GPUs with all of these features have better rows, and take this one only where ATTUNE_KERNEL names it. 0: none.
+  unsigned left_by = 0;
 };
 inline constexpr char kAttention[] = "attention", kAttentionBackward[] = "attention_backward";  // Kernel::operation
 

@@ -12,15 +12,17 @@
 #include "cuda/device.h"
 #include "cuda/mixed/mixed.h"
 #include "cuda/mla/mla.h"
+#include "cuda/prefill/mma.h"
 #include "cuda/prefill/prefill.h"
 #include "dispatch/device.h"
 
 namespace attune {
 namespace {
 
-const Kernel* const kKernels[] = {&cpu::attention_kernel(),    &cuda::mixed_kernel(),        &cuda::prefill_kernel(),
-                                  &cuda::prefill_fp8_kernel(), &cuda::prefill_fp32_kernel(), &cuda::decode_kernel(),
-                                  &cuda::mla_kernel(),         &cpu::backward_kernel(),      &cuda::backward_kernel()};
+const Kernel* const kKernels[] = {
+    &cpu::attention_kernel(),     &cuda::mixed_kernel(),       &cuda::prefill_kernel(), &cuda::prefill_fp8_kernel(),
+    &cuda::prefill_fp32_kernel(), &cuda::prefill_mma_kernel(), &cuda::decode_kernel(),  &cuda::mla_kernel(),
+    &cpu::backward_kernel(),      &cuda::backward_kernel()};
 
 // The kernel that ATTUNE_KERNEL names; null where it is not set, or names one of another operation.
 const char* forced_kernel(const char* operation) {
@@ -48,6 +50,7 @@ const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_ty
     if (k->device_type != device_type || std::strcmp(k->operation, operation) != 0 ||
         !(any || std::strcmp(forced, k->name) == 0))
       continue;
+    if (any && k->left_by != 0 && (target.features & k->left_by) == k->left_by) continue;
     const std::string refusal = k->refusal != nullptr ? k->refusal(p) : std::string();
     const std::string feature = cuda::missing_feature(k->needs, target);
     const int distance = k->coverage.distance(t) + (refusal.empty() ? 0 : 1) + (feature.empty() ? 0 : 1);

@@ -12,6 +12,7 @@
 #include "cuda/indexer/config.h"
 #include "cuda/ops/config.h"
 #include "cuda/ops/ops.h"
+#include "cuda/prefill/mma.h"
 
 namespace attune::bundle {
 namespace {
@@ -47,6 +48,15 @@ attune_attention step(attune_dtype dtype, attune_dtype cache, bool appends) {
   a.prologue.q_bias = tensor(dtype, {kHeadsQ, kHeadDim});
   a.prologue.k_bias = a.prologue.v_bias = tensor(dtype, {kHeadsKv, kHeadDim});
   a.prologue.rope_cos_sin = tensor(ATTUNE_FLOAT32, {kPages * kPageSize, kHeadDim});
+  return a;
+}
+
+attune_attention prompt() {
+  attune_attention a;
+  attune_attention_init(&a, sizeof(a));
+  a.q = a.out = tensor(ATTUNE_BFLOAT16, {kBatch, kPageSize, kHeadsQ, kHeadDim});
+  a.k = a.v = tensor(ATTUNE_BFLOAT16, {kBatch, kPageSize, kHeadsKv, kHeadDim});
+  a.causal = 1;
   return a;
 }
 
@@ -93,6 +103,10 @@ std::vector<ManifestEntry> portable_kernels() {
     for (const bool appends : {false, true}) add_step(step(ATTUNE_BFLOAT16, cache, appends), oldest);
   for (const char* name : {"sm_86", "sm_89", "sm_100", "sm_120"})
     add_step(step(ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, false), *cuda::find_architecture(name));
+  for (const char* name : {"sm_80", "sm_120"}) {
+    const Problem p = make_problem(prompt(), Data::kOptional);
+    add(cuda::prefill_mma::choose_config(p).kernel(), cuda::target_of(*cuda::find_architecture(name)));
+  }
   const cuda::Target target = cuda::target_of(oldest);
   for (const attune_dtype cache : {ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3}) {
     for (const attune_cache_op_kind kind : {ATTUNE_CACHE_QUANTIZE, ATTUNE_CACHE_DEQUANTIZE})

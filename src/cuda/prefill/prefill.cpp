@@ -98,13 +98,10 @@ int64_t most_rows(const Problem& p) {
   return (p.total_q == p.batch && !p.batch_invariant ? 1 : p.max_seqlen_q) * p.group;
 }
 
-// Blocks of 128 rows waste work where sequences have few rows; decode has blocks of 16.
-bool has_few_rows(const Problem& p) { return p.cache && most_rows(p) < 32; }
-
 // 16-bit queries come here where the TMA cannot copy their cache and they fill a block: with fewer rows decode is no
 // slower.
 bool leaves_fp32(const Problem& p) {
-  if (p.q.dtype == ATTUNE_FLOAT32) return has_few_rows(p);
+  if (p.q.dtype == ATTUNE_FLOAT32) return prefill::has_few_rows(p);
   return p.cache && most_rows(p) < 128;
 }
 
@@ -117,7 +114,7 @@ std::unique_ptr<KernelPlan> make_plan_as_fp32(const Problem& p, int32_t device) 
 
 const Kernel& prefill_kernel() {
   static const Kernel kernel{"cuda_prefill", "attention", ATTUNE_DEVICE_CUDA, kWarpgroups,
-                             coverage(),     make_plan,   prefill::refusal,   has_few_rows};
+                             coverage(),     make_plan,   prefill::refusal,   prefill::has_few_rows};
   return kernel;
 }
 
@@ -134,6 +131,9 @@ const Kernel& prefill_fp32_kernel() {
 }
 
 namespace prefill {
+
+// Blocks of 128 rows waste work where sequences have few rows; decode has blocks of 16.
+bool has_few_rows(const Problem& p) { return p.cache && most_rows(p) < 32; }
 
 const Kernel& kernel_for(const Problem& p) {
   if (p.q.dtype == ATTUNE_FLOAT32) return prefill_fp32_kernel();

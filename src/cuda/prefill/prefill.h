@@ -17,6 +17,8 @@ const Kernel& prefill_fp8_kernel();
 const Kernel& prefill_fp32_kernel();
 
 namespace prefill {
+// Whether a call over a cache has so few rows that blocks of many would waste work.
+bool has_few_rows(const Problem& p);
 // The kernel of these that takes the problem.
 const Kernel& kernel_for(const Problem& p);
 // Its plan. Sequences with at most max_decode_q queries are left to another kernel.

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// One key tile: S = Q K^T, the online softmax, O += P V. A warp has kRowTiles x 16 rows and all keys of the tile.
+#pragma once
+
+#include "prefill/mma/rows.cuh"
+#include "ptx/math.cuh"
+#include "ptx/matrix.cuh"
+#include "ptx/shared.cuh"
+
+namespace attune::prefill_mma {
+
+constexpr int kM = Config::kRowTiles, kKeyTiles8 = Config::kKeys / 8;
+
+// The fragments of S, and of P: [row tile][eight keys][row h, key e as 2h + e].
+using Scores = float[kM][kKeyTiles8][4];
+
+// A warp's running result.
+struct State {
+  float o[kM][2 * Config::kBlocksV][4];  // [row tile][eight channels]: relative to row_max
+  float row_max[kM][2], row_sum[kM][2];  // row_sum: of this thread's keys only
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int c = 0; c < 2 * Config::kBlocksV; ++c) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) o[m][c][j] = 0;
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) row_max[m][h] = -ptx::infinity(), row_sum[m][h] = 0;
+    }
+  }
+};
+
+// Over the four lanes that hold a row.
+__device__ __forceinline__ float max_of_row(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ __forceinline__ float sum_of_row(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+__device__ __forceinline__ float finite_row_max(float x) { return x == -ptx::infinity() ? 0.0f : x; }
+
+// Lane l gives the address of row l % 8 of matrix l / 8. A operands, and V transposed: matrices go down 8 rows, then on
+// 8 channels; K: on, then down.
+template <class Layout>
+__device__ __forceinline__ unsigned down_then_on(unsigned tile) {
+  const int lane = threadIdx.x % 32;
+  return tile + Layout::offset(lane / 8 % 2 * 8 + lane % 8, lane / 16);
+}
+template <class Layout>
+__device__ __forceinline__ unsigned on_then_down(unsigned tile) {
+  const int lane = threadIdx.x % 32;
+  return tile + Layout::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+}
+
+__device__ __forceinline__ void multiply_qk(unsigned q, unsigned k, Scores& s) {
+  using Layout = Config::LayoutK;
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kKeyTiles8; ++n) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) s[m][n][j] = 0;
+    }
+  }
+  const unsigned warp_q = q + threadIdx.x / 32 * (16 * kM * Layout::kPitch);
+  const unsigned lane_q = down_then_on<Layout>(warp_q), lane_k = on_then_down<Layout>(k);
+#pragma unroll
+  for (int block = 0; block < Config::kBlocksQk; ++block) {
+    unsigned a[kM][4];
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+      ptx::load_matrix_x4(a[m], Layout::chunks_on(Layout::rows_down(lane_q, 16 * m), 2 * block));
+#pragma unroll
+    for (int n = 0; n < kKeyTiles8; n += 2) {
+      unsigned b[4];
+      ptx::load_matrix_x4(b, Layout::chunks_on(Layout::rows_down(lane_k, 8 * n), 2 * block));
+      const unsigned b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        common::mma<Config::kType>(s[m][n], a[m], b0);
+        common::mma<Config::kType>(s[m][n + 1], a[m], b1);
+      }
+    }
+  }
+}
+
+// Products to scores. masked: keys that rows do not see become -inf.
+__device__ __forceinline__ void score_tile(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
+                                           const Rows& rows, bool masked, const unsigned (&found)[2], Scores& s) {
+  const int first = tile.start + static_cast<int>(threadIdx.x % 4) * 2;
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int token = t.token_begin + Rows::row(m, h);
+#pragma unroll
+      for (int n = 0; n < kKeyTiles8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[m][n][2 * h + e];
+          const int key = first + 8 * n + e;
+          x = rows.score(p, t, token, x, key);
+          if (!masked) continue;
+          const bool is_there = (found[n / 4] >> (key - tile.start) % 32 & 1) != 0;
+          if (!is_there || !rows.sees(p, t, token, key)) x = -ptx::infinity();
+        }
+      }
+    }
+  }
+}
+
+// Scores to P, rounded, as the A operands of P V: [row tile][16 keys]. row_sum adds the rounded P.
+using Weights = unsigned[kM][Config::kKeys / 16][4];
+__device__ __forceinline__ void softmax(Scores& s, Weights& weights, State& state) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float largest = state.row_max[m][h];
+#pragma unroll
+      for (int n = 0; n < kKeyTiles8; ++n) largest = fmaxf(largest, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+      const float row_max = max_of_row(largest), row_max_ref = finite_row_max(row_max);
+      const float rescale = ptx::exp2_approx(state.row_max[m][h] - row_max_ref);
+      state.row_max[m][h] = row_max;
+      state.row_sum[m][h] *= rescale;
+#pragma unroll
+      for (int c = 0; c < 2 * Config::kBlocksV; ++c) {
+        state.o[m][c][2 * h] *= rescale;
+        state.o[m][c][2 * h + 1] *= rescale;
+      }
+#pragma unroll
+      for (int n = 0; n < kKeyTiles8; ++n) {
+        const float ref = row_max_ref - Config::kMaxOffset;
+        const unsigned rounded = common::pack<Config::kType>(ptx::exp2_approx(s[m][n][2 * h] - ref),
+                                                             ptx::exp2_approx(s[m][n][2 * h + 1] - ref));
+        state.row_sum[m][h] += common::low_half<Config::kType>(rounded) + common::high_half<Config::kType>(rounded);
+        weights[m][n / 2][n % 2 * 2 + h] = rounded;
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void multiply_pv(unsigned v, const Weights& weights, State& state) {
+  using Layout = Config::LayoutV;
+  const unsigned lane_v = down_then_on<Layout>(v);
+#pragma unroll
+  for (int keys = 0; keys < Config::kKeys / 16; ++keys) {
+#pragma unroll
+    for (int block = 0; block < Config::kBlocksV; ++block) {
+      unsigned b[4];
+      ptx::load_matrix_x4_transposed(b, Layout::chunks_on(Layout::rows_down(lane_v, 16 * keys), 2 * block));
+      const unsigned b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        common::mma<Config::kType>(state.o[m][2 * block], weights[m][keys], b0);
+        common::mma<Config::kType>(state.o[m][2 * block + 1], weights[m][keys], b1);
+      }
+    }
+  }
+}
+
+// True if one of two 16-bit numbers is not finite.
+__device__ __forceinline__ bool is_special(unsigned pair) {
+  constexpr unsigned kExponent = Config::kType == common::kFloat16 ? 0x7c00u : 0x7f80u;
+  return (pair & kExponent) == kExponent || (pair >> 16 & kExponent) == kExponent;
+}
+__device__ __forceinline__ unsigned without_special(unsigned pair) {
+  constexpr unsigned kExponent = Config::kType == common::kFloat16 ? 0x7c00u : 0x7f80u;
+  if ((pair & kExponent) == kExponent) pair &= 0xffff0000u;
+  if ((pair >> 16 & kExponent) == kExponent) pair &= 0xffffu;
+  return pair;
+}
+
+// Where some rows do not see some keys, a NaN or infinity among these keys' values would be multiplied by P = 0. Adds
+// such numbers to the rows that do see them, and puts 0 in their place. Called by all threads of the block.
+__device__ __forceinline__ void take_special_values(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
+                                                 const Rows& rows, unsigned v, SharedStorage& shared, State& state) {
+  using Layout = Config::LayoutV;
+  constexpr int kChunks = kernels::mma_chunks(Config::kHeadDimV), kHalf = kChunks / 2;
+  const int row = static_cast<int>(threadIdx.x) % Config::kKeys, half = static_cast<int>(threadIdx.x) / Config::kKeys;
+  bool any = false;
+  for (int chunk = half * kHalf; chunk < (half + 1) * kHalf; ++chunk) {
+    unsigned x[4];
+    ptx::load_shared_four(v + Layout::offset(row, chunk), x);
+    any = any || is_special(x[0]) || is_special(x[1]) || is_special(x[2]) || is_special(x[3]);
+  }
+  const unsigned word = __ballot_sync(0xffffffffu, any);
+  if (threadIdx.x % 32 == 0) shared.special[half][row / 32] = word;
+  if (__syncthreads_or(any ? 1 : 0) == 0) return;
+  const int pair = static_cast<int>(threadIdx.x % 4) * 4;  // bytes of this thread's channels within eight
+#pragma unroll 1
+  for (int i = 0; i < Config::kKeys; ++i) {
+    const int key = tile.start + i;
+    const unsigned bits = (shared.special[0][i / 32] | shared.special[1][i / 32]) & shared.found[i / 32];
+    if ((bits >> i % 32 & 1) == 0) continue;
+#pragma unroll
+    for (int c = 0; c < 2 * Config::kBlocksV; ++c) {
+      const unsigned x = ptx::load_shared_u32(v + Layout::offset(i, c) + pair);
+      if (!is_special(x)) continue;
+      const unsigned finite = without_special(x);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          if (!rows.sees(p, t, t.token_begin + Rows::row(m, h), key)) continue;
+          if ((x ^ finite) & 0xffffu) state.o[m][c][2 * h] += common::low_half<Config::kType>(x);
+          if ((x ^ finite) >> 16) state.o[m][c][2 * h + 1] += common::high_half<Config::kType>(x);
+        }
+      }
+    }
+  }
+  __syncthreads();
+  for (int chunk = half * kHalf; chunk < (half + 1) * kHalf; ++chunk) {
+    unsigned x[4];
+    const unsigned at = v + Layout::offset(row, chunk);
+    ptx::load_shared_four(at, x);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = without_special(x[i]);
+    ptx::store_shared_four(at, x);
+  }
+  __syncthreads();
+}
+
+}  // namespace attune::prefill_mma

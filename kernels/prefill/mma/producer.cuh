@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies rows of Q, and tiles of K and V, to shared memory by cp.async; all threads of the block.
+#pragma once
+
+#include "common/cached_slot.cuh"
+#include "common/finish.cuh"
+#include "prefill/mma/config.cuh"
+#include "ptx/async_copy.cuh"
+#include "scheduler/work_tiles.cuh"
+
+namespace attune::prefill_mma {
+
+using scheduler::Tile;
+
+// Chunk `chunk` of a row; the chunks behind its channels, and all of a row that is not there, become zeros.
+template <int kHeadDim, class Layout>
+__device__ __forceinline__ void copy_chunk(unsigned tile, int row, int chunk, const char* from, bool there) {
+  const bool reads = there && chunk < kHeadDim / 8;
+  ptx::copy_async<16>(tile + Layout::offset(row, chunk), reads ? from + chunk * 16 : from, reads ? 16 : 0);
+}
+
+__device__ __forceinline__ void copy_queries(const WorkTileParams& p, const WorkTile& t, int head, unsigned to) {
+  constexpr int kChunks = kernels::mma_chunks(Config::kHeadDimQk);
+#pragma unroll 2
+  for (int i = threadIdx.x; i < Config::kRows * kChunks; i += Config::kThreads) {
+    const int row = i / kChunks;
+    const bool there = row < t.num_tokens;
+    const long long at = common::row_offset(p, t.batch, t.q_begin, t.token_begin + (there ? row : 0), head,
+                                            p.q_batch_stride, p.q_row_stride, p.q_head_stride);
+    copy_chunk<Config::kHeadDimQk, Config::LayoutK>(to, row, i % kChunks, p.q + at * 2, there);
+  }
+}
+
+// The row of a key, or of its value; false where it is not to be read: out of the tile's keys, or on no page.
+template <bool kValues>
+__device__ __forceinline__ bool find_row(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
+                                         int key, const char*& row) {
+  const kernels::KvPlane& plane = kValues ? p.v : p.k;
+  const kernels::NewRows& rows = kValues ? p.new_v : p.new_k;
+  row = Config::kCached && tile.cached ? plane.data : rows.data;
+  if (key < tile.low || key >= tile.high) return false;
+  if (Config::kCached && tile.cached) {
+    const common::Slot s = common::find_slot(p, t.batch, key, kValues);
+    if (!common::is_there(p, s.page)) return false;
+    row += s.page * plane.page_stride + s.slot * plane.slot_stride + kv_head * plane.head_stride;
+  } else {
+    row += (t.batch * rows.batch_stride + (t.kv_row + key - t.num_cached) * rows.row_stride +
+            kv_head * rows.head_stride) *
+           2;
+  }
+  return true;
+}
+
+template <bool kValues>
+__device__ __forceinline__ void copy_tile(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
+                                          unsigned to) {
+  constexpr int kHeadDim = kValues ? Config::kHeadDimV : Config::kHeadDimQk, kChunks = kernels::mma_chunks(kHeadDim);
+  using Layout = common::RowLayout<kChunks>;
+#pragma unroll 2
+  for (int i = threadIdx.x; i < Config::kKeys * kChunks; i += Config::kThreads) {
+    const char* from;
+    const bool there = find_row<kValues>(p, t, tile, kv_head, tile.start + i / kChunks, from);
+    copy_chunk<kHeadDim, Layout>(to, i / kChunks, i % kChunks, from, there);
+  }
+}
+
+// Says which keys of a tile have pages, for K and V. The first two warps.
+__device__ __forceinline__ void find_keys(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
+                                          SharedStorage& shared) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (i >= Config::kKeys) return;
+  const char* row;
+  const bool there = find_row<false>(p, t, tile, kv_head, tile.start + i, row) &&
+                     (!Config::kCached || !tile.cached || common::has_value(p, t.batch, tile.start + i));
+  const unsigned word = __ballot_sync(0xffffffffu, there);
+  if (i % 32 == 0) shared.found[i / 32] = word;
+}
+
+}  // namespace attune::prefill_mma

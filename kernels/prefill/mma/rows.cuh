@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// A thread's rows: which keys they see, and their scores. Of tile m of 16 rows a thread holds rows g and g + 8, h = 0
+// and 1 (g = lane / 4).
+#pragma once
+
+#include "common/masks.cuh"
+#include "common/score_terms.cuh"
+#include "common/softcap.cuh"
+#include "prefill/mma/config.cuh"
+#include "scheduler/work_tiles.cuh"
+
+namespace attune::prefill_mma {
+
+using scheduler::Tile;
+
+struct Rows {
+  static constexpr bool kAnyAlibi = (Config::kScore & (use::kAlibi | use::kAlibiSqrt)) != 0;
+  using KeyMask = common::KeyMask<Config::kMask>;
+
+  int head, first_position;  // of query 0
+  float factor, slope;       // of <q, k>: to a score in base 2 (softcap: to z)
+  KeyMask key_mask;
+
+  __device__ __forceinline__ Rows(const WorkTileParams& p, const WorkTile& t, int q_head)
+      : head(q_head), first_position(t.num_keys - t.num_q) {
+    factor = (Config::kScore & use::kSoftcap) != 0 ? p.scale : p.scale * common::kLog2e;
+    if constexpr (kAnyAlibi)
+      slope = p.alibi[t.batch * p.alibi_batch_stride + head * p.alibi_head_stride] * common::kLog2e;
+    if constexpr (KeyMask::kAny) key_mask.start(p, t.batch, t.q_begin);
+  }
+
+  // Of the block's rows.
+  __device__ __forceinline__ static int row(int m, int h) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    return (warp * Config::kRowTiles + m) * 16 + lane / 4 + 8 * h;
+  }
+
+  // Whether all rows of the block see all keys of a tile whose keys are all there.
+  __device__ __forceinline__ bool all_see(const WorkTileParams& p, const WorkTile& t, const Tile& tile) const {
+    if (KeyMask::kAny || tile.low != tile.start || tile.high != tile.start + Config::kKeys) return false;
+    const int position = first_position + t.token_begin;
+    return scheduler::first_visible(p, position + t.num_tokens - 1) <= tile.low &&
+           tile.high <= scheduler::end_visible(p, t.num_keys, position);
+  }
+
+  // Whether a row sees a key of the tile that is there. token: of the sequence.
+  __device__ __forceinline__ bool sees(const WorkTileParams& p, const WorkTile& t, int token, int key) const {
+    const int position = first_position + token;
+    bool seen = scheduler::first_visible(p, position) <= key && key < scheduler::end_visible(p, t.num_keys, position);
+    for (int i = 0; common::kMayHaveRanges && i < p.num_ranges; ++i) {
+      const common::Range range = common::range_at(p, t.batch, i);
+      seen |= common::holds(range, position) && range.first <= key && key <= range.last;
+    }
+    if constexpr (KeyMask::kAny) seen = seen && token < t.num_q && key_mask.sees(p, token, head, key);
+    return seen;
+  }
+
+  // x = <q, k>, to a score in base 2: softcap, ALiBi, biases.
+  __device__ __forceinline__ float score(const WorkTileParams& p, const WorkTile& t, int token, float x,
+                                         int key) const {
+    x *= factor;
+    if constexpr ((Config::kScore & use::kSoftcap) != 0) x = common::capped_score(x * p.cap_inverse, p.cap_level);
+    if constexpr ((Config::kScore & ~static_cast<unsigned>(use::kSoftcap)) != 0) {
+      const int distance = first_position + token - key;
+      if constexpr ((Config::kScore & use::kAlibi) != 0) x -= slope * static_cast<float>(distance);
+      if constexpr ((Config::kScore & use::kAlibiSqrt) != 0) {
+        if (distance > 0) x -= slope * sqrtf(static_cast<float>(distance));
+      }
+      if constexpr ((Config::kScore & use::kTables) != 0) {
+        if (token < t.num_q)
+          x += common::kLog2e * common::table_terms<Config::kScore>(p, head, token, first_position, key, distance);
+      }
+    }
+    return x;
+  }
+};
+
+}  // namespace attune::prefill_mma

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/prefill/mma.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/integers.h"
+#include "cuda/architecture.h"
+#include "cuda/attention/params.h"
+#include "cuda/attention/plan.h"
+#include "cuda/attention/tensor_maps.h"
+#include "cuda/launch.h"
+#include "cuda/prefill/prefill.h"
+#include "prefill/mma/shared_bytes.h"
+
+namespace attune::cuda {
+namespace prefill_mma {
+namespace {
+
+constexpr int64_t kMostGrid = 65535;  // blocks on the second and third axis
+
+// The first array whose rows do not lie in whole chunks of 16 bytes.
+const char* misplaced_rows(const Problem& p) {
+  if (!attention::strides_fit(p.q)) return "q";
+  if ((p.dense_kv || p.new_tokens) && !attention::strides_fit(p.k)) return "k";
+  if ((p.dense_kv || p.new_tokens) && !attention::strides_fit(p.v)) return "v";
+  if (p.cache && !attention::strides_fit(p.cache.k)) return "cache.k";
+  if (p.cache && !attention::strides_fit(p.cache.v)) return "cache.v";
+  return nullptr;
+}
+
+}  // namespace
+
+size_t Config::shared_bytes() const {
+  return static_cast<size_t>(kernels::mma_shared_bytes(rows(), keys, head_dim_qk, head_dim_v));
+}
+
+KernelSpec Config::kernel() const {
+  return {"prefill/prefill_mma.cu",
+          "attune_prefill_mma",
+          {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
+           define("ATTUNE_TYPE", dtype), define("ATTUNE_OUT_TYPE", out_dtype), define("ATTUNE_SCORE", score),
+           define("ATTUNE_MASK", mask), define("ATTUNE_CACHED", cached ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0),
+           define("ATTUNE_ROW_TILES", row_tiles), define("ATTUNE_BLOCKS_PER_SM", blocks_per_sm)},
+          shared_bytes()};
+}
+
+std::array<uint32_t, 3> Config::grid(const Problem& p) const {
+  return {static_cast<uint32_t>(std::max<int64_t>(1, ceil_div(p.max_seqlen_q, rows()))),
+          static_cast<uint32_t>(p.heads_q), static_cast<uint32_t>(std::min(p.batch, kMostGrid))};
+}
+
+std::string refusal(const Problem& p) {
+  if (p.heads_q > kMostGrid) return cat("more than ", kMostGrid, " query heads");
+  if (p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) return "head dims that are no multiples of 8";
+  if ((p.dense_kv || p.new_tokens) && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype))
+    return "q, k and v of different dtypes";
+  if (p.cache && (p.cache.k.dtype != p.q.dtype || p.cache.v.dtype != p.q.dtype))
+    return "q and a cache of different dtypes";
+  if (const char* name = misplaced_rows(p); name != nullptr)
+    return cat("rows of ", name, " that do not lie at multiples of 16 bytes");
+  if (const std::string why = attention::refusal_of(attention::find_misaligned(p, false, false)); !why.empty())
+    return why;
+  return attention::table_refusal(p);
+}
+
+Config choose_config(const Problem& p) {
+  Config c;
+  c.head_dim_qk = static_cast<int>(p.head_dim_qk);
+  c.head_dim_v = static_cast<int>(p.head_dim_v);
+  c.dtype = p.q.dtype;
+  c.out_dtype = p.out.dtype;
+  c.score = attention::score_kinds(p);
+  c.mask = attention::mask_kinds(p);
+  c.cached = static_cast<bool>(p.cache);
+  c.dense = p.dense_kv || p.new_tokens;
+  c.t5 = attention::t5_buckets(p);
+  // Registers of a thread hold S and O: 32 and head_dim_v / 2 numbers for each row tile.
+  const int64_t widest = std::max(p.head_dim_qk, p.head_dim_v);
+  c.row_tiles = widest <= 64 ? 2 : 1;
+  c.blocks_per_sm = widest <= 128 ? 2 : 1;
+  c.keys = 64;
+  c.tokens_of_tile = c.rows();
+  return c;
+}
+
+void check_run(const Problem& p, const Config& c) {
+  attention::check_aligned(attention::find_misaligned(p, false, false), "cuda_prefill_mma");
+  const std::string why = refusal(p);
+  require(why.empty(), "attention differs from its plan: kernel cuda_prefill_mma does not take ", why);
+  attention::check_ranges(p, c.mask);
+}
+
+kernels::WorkTileParams to_params(const Problem& p, const Config& c) {
+  kernels::WorkTileParams k = attention::to_params(p, c.t5, c, nullptr);
+  if (c.dense) k.new_k = attention::dense_rows(p.k), k.new_v = attention::dense_rows(p.v);
+  return k;
+}
+
+}  // namespace prefill_mma
+
+namespace {
+
+using prefill_mma::Config;
+
+class Plan final : public KernelPlan {
+ public:
+  Plan(const Problem& p, int32_t device)
+      : config_(prefill_mma::choose_config(p)), kernel_(get_kernel(config_.kernel(), device)) {}
+
+  size_t workspace_size() const override { return 0; }
+  std::string describe() const override {
+    return cat("kernel cuda_prefill_mma: ", config_.rows(), " rows of a head x ", config_.keys, " keys, ",
+               kernel_.num_regs, " registers, ", config_.shared_bytes(), " bytes of shared memory; workspace 0 bytes");
+  }
+  void schedule(const Problem&, void*, void*) const override {}
+  void run(const Problem& p, void*, void* stream) const override {
+    if (attention::is_empty(p)) return;
+    prefill_mma::check_run(p, config_);
+    LaunchConfig launch{.programmatic = true, .stream = stream};
+    const auto grid = config_.grid(p);
+    std::copy(grid.begin(), grid.end(), launch.grid);
+    launch.block[0] = prefill_mma::kThreads;
+    launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
+    launch_kernel(kernel_, launch, prefill_mma::to_params(p, config_));
+  }
+
+ private:
+  Config config_;
+  const CompiledKernel& kernel_;
+};
+
+std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) { return std::make_unique<Plan>(p, device); }
+
+Coverage coverage() {
+  Coverage c = attention::coverage();
+  c[Axis::kQueryDtype] = use::kQF16 | use::kQBf16;
+  c[Axis::kKvSource] = use::kDense | use::kPaged | use::kContiguous | use::kNewTokens;
+  c[Axis::kKvFormat] = use::kF16 | use::kBf16 | use::kValiasesK | use::kVBesideK;
+  c[Axis::kKvScales] = use::kNoScale;
+  c[Axis::kKvLayout] = use::kNhd | use::kHnd;
+  c[Axis::kPrologue] = use::kNoPrologue;
+  c.group_max = std::numeric_limits<int64_t>::max();
+  return c;
+}
+
+}  // namespace
+
+const Kernel& prefill_mma_kernel() {
+  static const Kernel kernel{"cuda_prefill_mma", "attention",          ATTUNE_DEVICE_CUDA,    0,       coverage(),
+                             make_plan,          prefill_mma::refusal, prefill::has_few_rows, nullptr, nullptr,
+                             ptx::kWgmma};
+  return kernel;
+}
+
+}  // namespace attune::cuda
