@@ -55,7 +55,7 @@ def test_what_is_refused():
             ({"q": q.double()}, TypeError, "q has dtype torch.float64"),
             ({"k": k[:, :1].expand(-1, 3, -1)}, ValueError, r"v.shape\[1\] is 2; it must be 3"),
             ({"v": v.transpose(1, 2)}, ValueError, r"v.shape\[1\] is 64; it must be 2"),
-            ({"sinks": torch.zeros(4, device="cuda", requires_grad=True)}, ValueError, "sinks requires grad"),
+            ({"alibi_slopes": torch.zeros(4, device="cuda", requires_grad=True)}, ValueError, "alibi_slopes requires grad"),
             ({"stream": "side"}, TypeError, "stream is 'side'"),
             ({"stream": -(2**70)}, ValueError, "stream is -1180591620717411303424"),
             ({"workspace": torch.empty(64, dtype=torch.uint8)}, ValueError, "workspace")):

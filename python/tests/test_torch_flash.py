@@ -276,21 +276,23 @@ def test_varlen_attn_refuses_by_name():
 # -------------------------------------------------------------------------------------------------- CUDA's operators
 
 
-@pytest.mark.parametrize("rows, causal", [(6, False), (6, True), (4, True)])
-def test_functions_of_cuda_operators(rows, causal):
+@pytest.mark.parametrize("rows, causal, scale", [(6, False, None), (6, True, 0.0), (4, True, None)])
+def test_functions_of_cuda_operators(rows, causal, scale):
     """Causality is aligned to the last key there. Outputs are laid out as torch says its kernels do."""
     seen = torch.ones(rows, 6, dtype=torch.bool).tril(6 - rows) if causal else None
     for turned in (False, True):
         sizes = ((rows, 16), (6, 16), (6, 24))
         q, k, v = (torch.randn(2, n, 4, d).transpose(1, 2) if turned else torch.randn(2, 4, n, d) for n, d in sizes)
         dout = torch.randn(2, 4, rows, 24)
-        want = exact(with_gradients(lambda q, k, v: sdpa(q, k, v, attn_mask=seen)), q, k, v, dout)
-        out, lse, *_, unused = results = torch_flash._sdpa(q, k, v, is_causal=causal)
-        fake = torch.ops.aten._scaled_dot_product_flash_attention(*(x.to("meta") for x in (q, k, v)), is_causal=causal)
+        want = exact(with_gradients(lambda q, k, v: sdpa(q, k, v, attn_mask=seen, scale=scale)), q, k, v, dout)
+        out, lse, *_, unused = torch_flash._sdpa(q, k, v, is_causal=causal, scale=scale)
+        # Older torches' results have q's channels, whatever v's are.
+        results = torch_flash._sdpa(q, k, v[..., :16], is_causal=causal)
+        fake = torch.ops.aten._scaled_dot_product_flash_attention(*(x.to("meta") for x in (q, k, v[..., :16])), is_causal=causal)
         assert len(results) == len(fake) and results[4:6] == (rows, 6)
         for a, b in zip(results, fake):
             if isinstance(a, torch.Tensor) and b is not None:
                 assert a.shape == b.shape and a.dtype == b.dtype and a.stride() == b.stride()
-        made = torch_flash._sdpa_backward(dout, q, k, v, out, lse, None, None, rows, 6, 0.0, causal, unused, unused)
+        made = torch_flash._sdpa_backward(dout, q, k, v, out, lse, None, None, rows, 6, 0.0, causal, unused, unused, scale=scale)
         for a, b in zip((out, *made), want):
             assert_same(a, b)
