@@ -57,16 +57,19 @@ std::string source_of(const cuda::KernelSpec& spec) {
   return (is_of_tests(spec) ? ATTUNE_SOURCE_DIR "/tests" : kernel_folder()) + "/" + spec.source;
 }
 
-// The compiler's command line up to the module's name.
+// The compiler's command line up to the module's name. What a module calls is in the program,
+// but for the sanitizer's.
 std::string compiler_command(const cuda::KernelSpec& spec) {
   const fs::path root = ATTUNE_SOURCE_DIR;
-  // Of one that is watched, the loads and stores; what they call is in the program.
-  const char* const checks = is_watched() ? "-g1 -fsanitize=thread -nodefaultlibs -DATTUNE_EMULATOR_RACES"
-                                          : "-s -fsanitize=alignment -fno-sanitize-recover=alignment";
-  std::string command = std::string(ATTUNE_CXX_COMPILER) +
-                        " -std=c++20 -Og -nostdinc++ -fPIC -fvisibility=hidden -shared -nostartfiles -w " + checks +
-                        " -x c++ -include '" + (root / "tests/emulator/device.h").string() +
-                        "' -DATTUNE_EMULATED_SHARED=static -D__CUDA_ARCH__=" + std::to_string(10 * capability());
+  // Of one that is watched, the loads and stores.
+  const char* const checks = is_watched()
+                                 ? "-g1 -fsanitize=thread -DATTUNE_EMULATOR_RACES"
+                                 : "-s -fsanitize=alignment -fno-sanitize-recover=alignment -Wl,--no-as-needed -lubsan";
+  std::string command =
+      std::string(ATTUNE_CXX_COMPILER) +
+      " -std=c++20 -Og -nostdinc++ -fPIC -fvisibility=hidden -shared -nostartfiles -nodefaultlibs -w " + checks +
+      " -x c++ -include '" + (root / "tests/emulator/device.h").string() +
+      "' -DATTUNE_EMULATED_SHARED=static -D__CUDA_ARCH__=" + std::to_string(10 * capability());
   for (const std::string& folder : {(root / "tests/emulator").string(), (root / "tests").string(), kernel_folder()})
     command += " -I'" + folder + "'";
   for (const auto& [name, value] : spec.defines) command += " -D" + name + "=" + value;
