@@ -72,5 +72,14 @@ def test_sample(program, printed, tmp_path):
         assert done.stdout == printed
 
 
+def test_the_tutorial_quotes_the_examples():
+    text = (ROOT / "docs/engine.md").read_text()
+    sources = {"cpp": ROOT / "examples/continuous_batching.cpp", "python": ROOT / "examples/python/continuous_batching.py"}
+    quotes = re.findall(r"^```(cpp|python) fragment\n(.*?)^```", text, re.M | re.S)
+    assert len(quotes) > 5
+    for language, quote in quotes:
+        assert quote in sources[language].read_text(), quote
+
+
 def test_there_are_samples():
-    assert len(list(samples())) >= 6 and len(EXAMPLES) == 5
+    assert len(list(samples())) >= 6 and len(EXAMPLES) == 6
