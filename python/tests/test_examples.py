@@ -56,7 +56,7 @@ def test_roofline(tmp_path):
 
 def samples():
     """(document:line, program, what it prints or None) of every ```python block; ```python fragment is no whole program."""
-    for document in (ROOT / "README.md", ROOT / "docs/python.md"):
+    for document in (ROOT / "README.md", ROOT / "docs/python.md", ROOT / "docs/migration.md"):
         text = document.read_text()
         for found in re.finditer(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", text, re.M | re.S):
             yield pytest.param(found[1], found[2], id=f"{document.name}:{text[: found.start()].count(chr(10)) + 1}")
