@@ -4,7 +4,7 @@
 
 Pages keep their paths in the repository, so links are those that GitHub follows. A link to a source leads to a page that shows it,
 one to a folder to a list of its pages. MkDocs fails where a link or an anchor has no target; this script, where a page would load
-anything from the network.
+anything from the network or shows Markdown as it is.
 usage: tools/docs/build.py [FOLDER], build/site by default; the pages are in FOLDER/html
 """
 
@@ -25,16 +25,24 @@ PICTURES = {".svg", ".png"}
 
 
 def spaced(text):
-    """Blank lines before lists and tables, which GitHub does without and MkDocs does not."""
-    out, fenced = [], False
-    kind = ""
+    """What GitHub does without and MkDocs does not: blank lines before lists and tables, one word behind a fence."""
+    out, fenced, kind = [], False, ""
     for line in text.split("\n"):
         before = kind
         if re.match(r" *(```|~~~)", line):
             fenced = not fenced
-        item = re.match(r"(?:[*-]|\d+\.) ", line) is not None
-        kind = "code" if fenced else "item" if item else "row" if line.startswith("|") else "" if not line.strip() else "more" if before in ("item", "more") else "text"
-        if before in ("text", "row", "more") and kind in ("row", "item") and kind != before and not (before == "more" and kind == "item"):
+            line = re.sub(r"^( *(?:```|~~~)\w*) .*", r"\1", line)
+        if fenced:
+            kind = "code"
+        elif re.match(r"(?:[*-]|\d+\.) ", line):
+            kind = "list"
+        elif line.startswith("|"):
+            kind = "table"
+        elif not line.strip():
+            kind = ""
+        else:
+            kind = "list" if before == "list" else "text"
+        if kind != before and kind in ("list", "table") and before not in ("", "code"):
             out.append("")
         out.append(line)
     return "\n".join(out)
@@ -96,12 +104,16 @@ def title(path):
     return re.search(r"^# (.+)$", path.read_text(), re.M)[1]
 
 
-def check_no_network(folder):
-    """Pages are read as files, without a network."""
+def check_pages(folder):
+    """Pages load nothing from the network, and hold no Markdown that was not understood."""
     for page in folder.rglob("*.html"):
-        for tag in re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page.read_text()):
+        text = page.read_text()
+        for tag in re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", text):
             if re.search(r"(?:src|href)=\"?(?:https?:)?//", tag) and "rel=\"canonical\"" not in tag:
                 sys.exit(f"{page.relative_to(folder)} loads from the network: {tag}")
+        left = re.search(r"<p>[^<]*(?:```|\n(?:[*-]|\d+\.) |\n?\|[^<]*\|\n)[^<]*", re.sub(r"<pre.*?</pre>", "", text, flags=re.S))
+        if left:
+            sys.exit(f"{page.relative_to(folder)} has Markdown that MkDocs did not understand: {left[0][:100]}")
 
 
 def main():
@@ -120,7 +132,7 @@ def main():
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         sys.exit("\n".join(line for line in done.stdout.splitlines() if not line.startswith("INFO")))
-    check_no_network(folder / "html")
+    check_pages(folder / "html")
     print(f"{len(pages.done)} pages: {folder / 'html/index.html'}")
 
 
