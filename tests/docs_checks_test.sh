@@ -14,7 +14,7 @@ clean_tree() {
   printf '/* SPDX-License-Identifier: Apache-2.0\n * See docs/page.md. */\n' >"$tree/include/attune/attune.h"
   # shellcheck disable=SC2016  # the backquotes are Markdown
   printf '# Title\nSee `src/a.cpp`, `src/*.cpp` and [page](docs/page.md#a-part-twice). `a/b` is a ratio.\n' >"$tree/README.md"
-  printf '# Page\n[up](../README.md), [out](https://example.org)\n## A `part`, twice\n' >"$tree/docs/page.md"
+  printf '# Page\n[up](../README.md), [out](https://example.org)\n## A part, twice\n' >"$tree/docs/page.md"
 }
 
 # expect pass|fail NAME CHECK
@@ -104,8 +104,10 @@ link fail "missing heading of another page" '[x](../README.md#page)'
 link fail "line of a source" '[x](../src/a.cpp#L1)'
 link fail "link out of the repository" '[x](../../README.md)'
 link fail "link from the root" '[x](/README.md)'
+# shellcheck disable=SC2016
 link fail "heading in a code block" '[x](#y)\n```\n# y\n```'
 link pass "heading of the page" '[x](#page) and [y](../README.md#title)'
+# shellcheck disable=SC2016
 link pass "link in a code block" '```\n[x](missing.md)\n```'
 clean_tree && rm "$tree/docs/page.md"
 expect fail "page that the header names" check_paths.sh
