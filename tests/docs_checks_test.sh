@@ -13,8 +13,8 @@ clean_tree() {
   printf '// SPDX-License-Identifier: Apache-2.0\nint x;\n' >"$tree/src/a.cpp"
   printf '/* SPDX-License-Identifier: Apache-2.0\n * See docs/page.md. */\n' >"$tree/include/attune/attune.h"
   # shellcheck disable=SC2016  # the backquotes are Markdown
-  printf '# Title\nSee `src/a.cpp`, `src/*.cpp` and [page](docs/page.md#part). `a/b` is a ratio.\n' >"$tree/README.md"
-  printf '# Page\n[up](../README.md), [out](https://example.org)\n' >"$tree/docs/page.md"
+  printf '# Title\nSee `src/a.cpp`, `src/*.cpp` and [page](docs/page.md#a-part-twice). `a/b` is a ratio.\n' >"$tree/README.md"
+  printf '# Page\n[up](../README.md), [out](https://example.org)\n## A part, twice\n' >"$tree/docs/page.md"
 }
 
 # expect pass|fail NAME CHECK
@@ -30,6 +30,7 @@ expect() {
 clean_tree
 expect pass "clean tree" check_sources.sh
 expect pass "clean tree" check_paths.sh
+expect pass "clean tree" check_links.py
 
 clean_tree && printf 'int x;\n' >"$tree/src/b.cpp"
 expect fail "no SPDX line" check_sources.sh
@@ -91,8 +92,23 @@ expect fail "glob that matches nothing" check_paths.sh
 # shellcheck disable=SC2016
 clean_tree && printf '`srcs/a.cpp`\n' >>"$tree/README.md"
 expect fail "missing folder in a span" check_paths.sh
-clean_tree && printf '[x](missing.md)\n' >>"$tree/docs/page.md"
-expect fail "missing target of a link" check_paths.sh
+# link pass|fail NAME MARKDOWN: added to a page
+link() {
+  clean_tree && printf '%b\n' "$3" >>"$tree/docs/page.md"
+  expect "$1" "$2" check_links.py
+}
+link fail "missing target of a link" '[x](missing.md)'
+link fail "missing target of a reference" '[x]: missing.md'
+link fail "missing heading of the page" '[x](#part)'
+link fail "missing heading of another page" '[x](../README.md#page)'
+link fail "line of a source" '[x](../src/a.cpp#L1)'
+link fail "link out of the repository" '[x](../../README.md)'
+link fail "link from the root" '[x](/README.md)'
+# shellcheck disable=SC2016
+link fail "heading in a code block" '[x](#y)\n```\n# y\n```'
+link pass "heading of the page" '[x](#page) and [y](../README.md#title)'
+# shellcheck disable=SC2016
+link pass "link in a code block" '```\n[x](missing.md)\n```'
 clean_tree && rm "$tree/docs/page.md"
 expect fail "page that the header names" check_paths.sh
 exit $failed

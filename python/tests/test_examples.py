@@ -56,7 +56,7 @@ def test_roofline(tmp_path):
 
 def samples():
     """(document:line, program, what it prints or None) of every ```python block; ```python fragment is no whole program."""
-    for document in (ROOT / "README.md", ROOT / "docs/python.md"):
+    for document in (ROOT / "README.md", ROOT / "docs/python.md", ROOT / "docs/migration.md"):
         text = document.read_text()
         for found in re.finditer(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", text, re.M | re.S):
             yield pytest.param(found[1], found[2], id=f"{document.name}:{text[: found.start()].count(chr(10)) + 1}")
@@ -72,5 +72,14 @@ def test_sample(program, printed, tmp_path):
         assert done.stdout == printed
 
 
+def test_the_tutorial_quotes_the_examples():
+    text = (ROOT / "docs/engine.md").read_text()
+    sources = {"cpp": ROOT / "examples/continuous_batching.cpp", "python": ROOT / "examples/python/continuous_batching.py"}
+    quotes = re.findall(r"^```(cpp|python) fragment\n(.*?)^```", text, re.M | re.S)
+    assert len(quotes) > 5
+    for language, quote in quotes:
+        assert quote in sources[language].read_text(), quote
+
+
 def test_there_are_samples():
-    assert len(list(samples())) >= 6 and len(EXAMPLES) == 5
+    assert len(list(samples())) >= 6 and len(EXAMPLES) == 6
