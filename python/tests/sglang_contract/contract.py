@@ -142,6 +142,8 @@ def test_graphs(page_size, drafts):
     count = drafts or 1
     engine.backend.init_cuda_graph_state(4, 4 * count)
     large, small = Graph(engine, 4), Graph(engine, 2)
+    for name in ("block_table", "seq_lens"):  # which may be large
+        assert len({getattr(metadata.step, name).data_ptr() for metadata in engine.backend._graphs.values()}) == 1
     engine.run({"a": 20, "b": 3, "c": 31})
     large.replay({"a": count, "b": count, "c": count})
     small.replay({"c": count})

@@ -65,4 +65,4 @@ class Tables:
                 window.block_table.floor_divide_(self._page_size)
 
     def _new(self, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype, device=self._first_slots.device)
+        return torch.empty(shape, dtype=dtype, device=self._first_slots.device)
