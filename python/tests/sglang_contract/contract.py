@@ -33,6 +33,7 @@ def serve(engine):
     engine.run({"c": 12, "a": 1}, mode=ForwardMode.MIXED)
     engine.run({"c": 1, "b": 1, "a": 1})
     engine.run({"b": 2, "c": 5}, pad_rows=3)
+    engine.run({"c": 2, "a": 3}, pad_rows=2, counted=False)
 
 
 SINKS = torch.linspace(-1, 2, 4)
@@ -123,6 +124,17 @@ def test_new_caches_and_scales_are_seen():
     engine.run({"b": 5})
 
 
+def test_keys_that_are_not_saved():
+    """As of a layer that reads the cache of another."""
+    engine = Engine([{}])
+    engine.run({"a": 5})
+    batch = engine.run({"a": 1})
+    q, k, v = engine.inputs(1)
+    out = engine.forward(engine.layers[0], q, k, v, batch, save_kv_cache=False)
+    engine.check(engine.layers[0], {"a": 1}, q, out)
+    assert torch.equal(engine.forward(engine.layers[0], q, None, None, batch), out)
+
+
 def test_an_output_that_is_given_is_written():
     engine = Engine([{}])
     batch = engine.batch(ForwardMode.EXTEND, {"a": 5})
@@ -207,7 +219,7 @@ def test_layers_of_a_kind_share_a_schedule(calls):
 
 def test_plans_have_room_for_their_steps(calls):
     engine = Engine([{}], drafts=3)
-    engine.run({"a": 33, "b": 2, "c": 1})
+    engine.run({"b": 2, "a": 33, "c": 1})
     engine.run({"a": 1, "b": 1})
     engine.run({"a": 3, "b": 3}, mode=ForwardMode.TARGET_VERIFY)
     prompt, decode, verify = [call for call in calls if "workspace" in call]

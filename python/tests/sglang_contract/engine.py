@@ -160,14 +160,15 @@ class Engine:
         with forward_context(ForwardContext(attn_backend=self.backend)):
             return layer(q, k, v, batch, **extra, **options)
 
-    def run(self, queries, mode=None, pad_rows=0):
-        """A step through every layer; each output is compared. pad_rows: of q, k and v, as where ranks of data parallelism meet."""
+    def run(self, queries, mode=None, pad_rows=0, counted=True):
+        """A step through every layer; each output is compared. pad_rows: of q, k and v, as where ranks of data parallelism meet;
+        counted: SGLang's layers know how many they are, and leave them out."""
         known = all(request in self.lengths for request in queries)
         mode = mode or (ForwardMode.DECODE if known and set(queries.values()) == {1} else ForwardMode.EXTEND)
         batch = self.batch(mode, queries)
         tokens = len(batch.out_cache_loc)
         if pad_rows:  # as prepare_mlp_sync_batch does it
-            batch.global_num_token_non_padded_cpu, batch.extend_num_tokens = tokens, tokens + pad_rows
+            batch.global_num_token_non_padded_cpu, batch.extend_num_tokens = tokens if counted else None, tokens + pad_rows
             batch.out_cache_loc = torch.cat([batch.out_cache_loc, torch.zeros(pad_rows, dtype=torch.int64)])
         self.backend.init_forward_metadata(batch)
         for layer in self.layers:
