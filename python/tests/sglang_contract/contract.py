@@ -90,6 +90,11 @@ def test_a_pool_for_windows(page_size):
     Graph(engine, 4).replay({"c": 1, "a": 1, "b": 1})
 
 
+def test_layers_between_which_are_others():
+    """Models whose other layers are of linear attention: the pool has fewer layers than the model."""
+    serve(Engine([{}, KINDS["softcap"]], page_size=4, between=3))
+
+
 def test_caches_are_not_copied():
     engine = Engine([{}], page_size=4)
     engine.run({"a": 5})
