@@ -37,7 +37,7 @@ def serve(engine):
 
 
 SINKS = torch.linspace(-1, 2, 4)
-KINDS = {"plain": {}, "window": {"sliding_window_size": 6}, "softcap": {"logit_cap": 3.0},
+KINDS = {"plain": {}, "window": {"sliding_window_size": 6}, "softcap": {"logit_cap": 3.0}, "scaling": {"scaling": 0.3},
          "sinks": {"sinks": SINKS}, "gpt_oss": {"sliding_window_size": 15, "sinks": SINKS}}
 
 

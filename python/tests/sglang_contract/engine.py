@@ -219,7 +219,8 @@ class Engine:
                 assert ((has - given).abs() <= step * given.abs() + (2**-9 if step else 0)).all(), "not what was given to the cache"
         options = self.options[layer.layer_id]
         sinks = options.get("sinks")
-        fields = {"scale": self.d**-0.5, "window_left": options.get("sliding_window_size", -1), "softcap": options.get("logit_cap"),
+        fields = {"scale": options.get("scaling", self.d**-0.5), "window_left": options.get("sliding_window_size", -1),
+                  "softcap": options.get("logit_cap"),
                   "sinks": None if sinks is None else sinks.detach().double().numpy()}
         parts, q, at = [], q.reshape(-1, self.heads, self.d).double().numpy(), 0
         for (k, v), count in zip(stored, queries.values()):
