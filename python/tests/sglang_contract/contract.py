@@ -33,10 +33,11 @@ def serve(engine):
     engine.run({"c": 12, "a": 1}, mode=ForwardMode.MIXED)
     engine.run({"c": 1, "b": 1, "a": 1})
     engine.run({"b": 2, "c": 5}, pad_rows=3)
+    engine.run({"c": 2, "a": 3}, pad_rows=2, counted=False)
 
 
 SINKS = torch.linspace(-1, 2, 4)
-KINDS = {"plain": {}, "window": {"sliding_window_size": 6}, "softcap": {"logit_cap": 3.0},
+KINDS = {"plain": {}, "window": {"sliding_window_size": 6}, "softcap": {"logit_cap": 3.0}, "scaling": {"scaling": 0.3},
          "sinks": {"sinks": SINKS}, "gpt_oss": {"sliding_window_size": 15, "sinks": SINKS}}
 
 
@@ -89,6 +90,11 @@ def test_a_pool_for_windows(page_size):
     Graph(engine, 4).replay({"c": 1, "a": 1, "b": 1})
 
 
+def test_layers_between_which_are_others():
+    """Models whose other layers are of linear attention: the pool has fewer layers than the model."""
+    serve(Engine([{}, KINDS["softcap"]], page_size=4, between=3))
+
+
 def test_caches_are_not_copied():
     engine = Engine([{}], page_size=4)
     engine.run({"a": 5})
@@ -123,6 +129,17 @@ def test_new_caches_and_scales_are_seen():
     engine.run({"b": 5})
 
 
+def test_keys_that_are_not_saved():
+    """As of a layer that reads the cache of another."""
+    engine = Engine([{}])
+    engine.run({"a": 5})
+    batch = engine.run({"a": 1})
+    q, k, v = engine.inputs(1)
+    out = engine.forward(engine.layers[0], q, k, v, batch, save_kv_cache=False)
+    engine.check(engine.layers[0], {"a": 1}, q, out)
+    assert torch.equal(engine.forward(engine.layers[0], q, None, None, batch), out)
+
+
 def test_an_output_that_is_given_is_written():
     engine = Engine([{}])
     batch = engine.batch(ForwardMode.EXTEND, {"a": 5})
@@ -142,6 +159,8 @@ def test_graphs(page_size, drafts):
     count = drafts or 1
     engine.backend.init_cuda_graph_state(4, 4 * count)
     large, small = Graph(engine, 4), Graph(engine, 2)
+    for name in ("block_table", "seq_lens"):  # which may be large
+        assert len({getattr(metadata.step, name).data_ptr() for metadata in engine.backend._graphs.values()}) == 1
     engine.run({"a": 20, "b": 3, "c": 31})
     large.replay({"a": count, "b": count, "c": count})
     small.replay({"c": count})
@@ -205,7 +224,7 @@ def test_layers_of_a_kind_share_a_schedule(calls):
 
 def test_plans_have_room_for_their_steps(calls):
     engine = Engine([{}], drafts=3)
-    engine.run({"a": 33, "b": 2, "c": 1})
+    engine.run({"b": 2, "a": 33, "c": 1})
     engine.run({"a": 1, "b": 1})
     engine.run({"a": 3, "b": 3}, mode=ForwardMode.TARGET_VERIFY)
     prompt, decode, verify = [call for call in calls if "workspace" in call]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import inspect
 import re
@@ -20,6 +21,7 @@ from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache import memory_pool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_exec, get_parallel
+from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 import attune.integrations.sglang as integration
@@ -134,17 +136,22 @@ def test_it_is_offered():
     assert "attune" not in choices.DRAFT_ATTENTION_BACKEND_CHOICES + choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES
     assert "attune" not in choices.CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS
     assert ATTENTION_BACKENDS["attune"] is integration.create
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    assert parser.parse_args(["--model-path", "model", "--attention-backend", "attune"]).attention_backend == "attune"
 
 
-def test_the_entry_point():
+def test_the_entry_point(monkeypatch):
     try:
         importlib.metadata.distribution("attune")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("attune is not installed as a package: SGLang cannot find it by its entry point")
     from sglang.srt import plugins
 
-    found = plugins.load_plugins_by_group(plugins.GENERAL_PLUGINS_GROUP)
-    assert found["attune"][0] is integration.register
+    monkeypatch.setattr(plugins, "_plugins_loaded", False)
+    monkeypatch.delitem(ATTENTION_BACKENDS, "attune")
+    plugins.load_plugins()
+    assert ATTENTION_BACKENDS["attune"] is integration.create
 
 
 # What SGLang leaves to a backend.

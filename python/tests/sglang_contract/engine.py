@@ -13,7 +13,7 @@ import stand_ins  # noqa: F401, I001  before SGLang
 from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
@@ -50,14 +50,15 @@ def model_config(architecture=AttentionArch.MHA):
 
 class Engine:
     """layers: keyword arguments of SGLang's RadixAttention, one dict each. window_layers: those whose keys lie in SWAKVPool's other pool.
-    drafts: speculative tokens a request."""
+    between: layers of linear attention before each. drafts: speculative tokens a request."""
 
     def __init__(self, layers, *, page_size=1, dtype=torch.float32, kv_cache_dtype=None, heads=4, heads_kv=2, d=32, d_v=None,
-                 window_layers=(), drafts=0, topk=1, **runner):
+                 window_layers=(), between=0, drafts=0, topk=1, **runner):
         self.heads, self.heads_kv, self.d, self.d_v, self.dtype, self.page_size = heads, heads_kv, d, d_v or d, dtype, page_size
         publish(speculative_algorithm="EAGLE" if drafts else None, speculative_eagle_topk=topk if drafts else None,
                 speculative_num_draft_tokens=drafts or None)
-        self.drafts, self.options = drafts, layers
+        self.drafts, self.between = drafts, between
+        self.options = {i * (between + 1) + between: options for i, options in enumerate(layers)}  # by the id of the layer
         self.kv_cache_dtype = kv_cache_dtype or dtype
         self.layers = self.make_layers()
         self.requests = ReqToTokenPool(REQUESTS, CONTEXT_LEN, "cpu", False)
@@ -80,7 +81,7 @@ class Engine:
 
     def make_layers(self):
         made = []
-        for i, options in enumerate(self.options):
+        for i, options in self.options.items():
             given = {name: value for name, value in options.items() if name not in ("sinks", "scales")}
             made.append(RadixAttention(**{"num_heads": self.heads, "head_dim": self.d, "scaling": self.d**-0.5,
                                           "num_kv_heads": self.heads_kv, "layer_id": i, "v_head_dim": self.d_v, **given}))
@@ -94,9 +95,15 @@ class Engine:
         count = len(self.layers)
         shape = {"page_size": self.page_size, "dtype": self.kv_cache_dtype, "head_num": self.heads_kv, "head_dim": self.d,
                  "v_head_dim": self.d_v, "device": "cpu", "enable_memory_saver": False}
-        for layer, options in zip(self.layers, self.options):
+        for layer, options in zip(self.layers, self.options.values()):
             if "scales" in options:
                 layer.k_scale, layer.v_scale = (torch.nn.Parameter(torch.tensor(s), requires_grad=False) for s in options["scales"])
+        if self.between:
+            shape.pop("v_head_dim")
+            pool = HybridLinearKVPool(TOKENS - self.page_size, full_attention_layer_ids=list(self.options), **shape,
+                                      mamba_pool=SimpleNamespace(mem_usage=0, get_kv_size_bytes=lambda: (0, 0)))
+            _poison(pool.full_kv_pool)
+            return pool
         if not window_layers:
             pool = MHATokenToKVPool(TOKENS - self.page_size, layer_num=count, **shape)
             _poison(pool)
@@ -160,14 +167,15 @@ class Engine:
         with forward_context(ForwardContext(attn_backend=self.backend)):
             return layer(q, k, v, batch, **extra, **options)
 
-    def run(self, queries, mode=None, pad_rows=0):
-        """A step through every layer; each output is compared. pad_rows: of q, k and v, as where ranks of data parallelism meet."""
+    def run(self, queries, mode=None, pad_rows=0, counted=True):
+        """A step through every layer; each output is compared. pad_rows: of q, k and v, as where ranks of data parallelism meet;
+        counted: SGLang's layers know how many they are, and leave them out."""
         known = all(request in self.lengths for request in queries)
         mode = mode or (ForwardMode.DECODE if known and set(queries.values()) == {1} else ForwardMode.EXTEND)
         batch = self.batch(mode, queries)
         tokens = len(batch.out_cache_loc)
         if pad_rows:  # as prepare_mlp_sync_batch does it
-            batch.global_num_token_non_padded_cpu, batch.extend_num_tokens = tokens, tokens + pad_rows
+            batch.global_num_token_non_padded_cpu, batch.extend_num_tokens = tokens if counted else None, tokens + pad_rows
             batch.out_cache_loc = torch.cat([batch.out_cache_loc, torch.zeros(pad_rows, dtype=torch.int64)])
         self.backend.init_forward_metadata(batch)
         for layer in self.layers:
@@ -211,7 +219,8 @@ class Engine:
                 assert ((has - given).abs() <= step * given.abs() + (2**-9 if step else 0)).all(), "not what was given to the cache"
         options = self.options[layer.layer_id]
         sinks = options.get("sinks")
-        fields = {"scale": self.d**-0.5, "window_left": options.get("sliding_window_size", -1), "softcap": options.get("logit_cap"),
+        fields = {"scale": options.get("scaling", self.d**-0.5), "window_left": options.get("sliding_window_size", -1),
+                  "softcap": options.get("logit_cap"),
                   "sinks": None if sinks is None else sinks.detach().double().numpy()}
         parts, q, at = [], q.reshape(-1, self.heads, self.d).double().numpy(), 0
         for (k, v), count in zip(stored, queries.values()):

@@ -122,9 +122,8 @@ class AttuneBackend(AttentionBackend):
             self.token_to_kv_pool.set_kv_buffer(layer, where, k, v, layer.k_scale, layer.v_scale)
         step = metadata.window_step if ours.in_window_pool else metadata.step
         assert step is not None
-        tokens, heads = step.num_tokens, ours.num_heads
-        out = output(forward_batch, q, ours, tokens)
-        step.attend(ours, rows(q, tokens, heads), ours.cache(), rows(out, tokens, heads))
+        out, q, written = arrange(forward_batch, q, ours, step.num_tokens)
+        step.attend(ours, q, ours.cache(), written)
         return out
 
     forward_decode = forward_extend
@@ -148,15 +147,13 @@ def refuse_given(kwargs: dict[str, Any]) -> None:
             coverage.refuse(name, "given", "triton")
 
 
-def output(forward_batch: Any, q: torch.Tensor, ours: Layer, num_tokens: int) -> torch.Tensor:
-    """[rows of q, num_heads * v_head_dim], the caller's where it has made one. Rows behind num_tokens are padding."""
-    given = forward_batch._attn_output
-    out = q.new_empty(q.shape[0], ours.width) if given is None or given.dtype != q.dtype else given.view(-1, ours.width)
-    if out.shape[0] != num_tokens:
+def arrange(forward_batch: Any, q: torch.Tensor, ours: Layer, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The output [rows of q, num_heads * v_head_dim], the caller's where it has made one; and q and the output as [num_tokens, num_heads,
+    channels]. Rows behind num_tokens are padding."""
+    out = forward_batch._attn_output
+    out = q.new_empty(q.shape[0], ours.width) if out is None or out.dtype != q.dtype else out.view(-1, ours.width)
+    written = out
+    if q.shape[0] != num_tokens:
+        q, written = q[:num_tokens], out[:num_tokens]
         out[num_tokens:].zero_()
-    return out
-
-
-def rows(flat: torch.Tensor, num_tokens: int, num_heads: int) -> torch.Tensor:
-    """[num_tokens, num_heads, channels], without the padding."""
-    return (flat if flat.shape[0] == num_tokens else flat[:num_tokens]).view(num_tokens, num_heads, -1)
+    return out, q.view(num_tokens, ours.num_heads, ours.head_size), written.view(num_tokens, ours.num_heads, ours.head_size_v)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.radix_attention import AttentionType
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import get_exec, get_parallel, get_spec
 
@@ -57,7 +57,11 @@ def check_runner(runner: Any) -> None:
 
 def _check_pool(pool: Any, mla: bool) -> None:
     wanted = MLATokenToKVPool if mla else MHATokenToKVPool
-    parts = [pool.full_kv_pool, pool.swa_kv_pool] if type(pool) is SWAKVPool and not mla else [pool]
+    parts = [pool]
+    if type(pool) is SWAKVPool and not mla:
+        parts = [pool.full_kv_pool, pool.swa_kv_pool]
+    elif type(pool) is HybridLinearKVPool and not mla:
+        parts = [pool.full_kv_pool]
     for part in parts:
         if type(part) is not wanted:
             nearest = {"DSATokenToKVPool": "dsa", "MHATokenToKVPoolFP4": "flashinfer"}.get(type(part).__name__, "triton")

@@ -50,9 +50,9 @@ class Layer:
     def cache(self) -> attune.KVCache:
         """The layer's cache without its page_table. Views are made once for a pool's memory and the layer's scales."""
         k, v = self._pool.get_kv_buffer(self._layer.layer_id)
-        of = k.data_ptr(), self._layer.k_scale
-        if self._cache is None or of[0] != self._of[0] or of[1] is not self._of[1]:
-            self._cache, self._of = self._views(k, v), of
+        address, scale = self._of
+        if self._cache is None or k.data_ptr() != address or self._layer.k_scale is not scale:
+            self._cache, self._of = self._views(k, v), (k.data_ptr(), self._layer.k_scale)
         return self._cache
 
     def _views(self, k: torch.Tensor, v: torch.Tensor) -> attune.KVCache:

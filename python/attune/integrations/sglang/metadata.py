@@ -16,7 +16,7 @@ from .._step import Step
 class Metadata:
     step: Step  # of layers whose keys lie in the pool of all tokens
     window_step: Step | None = None  # of layers in SWAKVPool's other pool, whose slots have other numbers
-    window_slots: torch.Tensor | None = None  # int64 [tokens]: where those layers' new keys go
+    window_slots: torch.Tensor | None = None  # int64 [tokens and padding]: where those layers' new keys go
     new_tokens: int = 0  # a request's tokens that seq_lens leaves out: those that are verified
 
 
@@ -45,8 +45,6 @@ class Tables:
         if self._full_to_swa is not None:
             made.window_step = step(None if buffers is None else buffers.window_step)
             made.window_step.seq_lens = made.step.seq_lens
-            slots = self._new(num_tokens, dtype=torch.int64) if buffers is None else buffers.window_slots
-            made.window_slots = slots[:num_tokens]  # type: ignore[index]
         return made
 
     def fill(self, metadata: Metadata, forward_batch: Any) -> None:
@@ -57,12 +55,11 @@ class Tables:
         torch.index_select(self._first_slots, 0, forward_batch.req_pool_indices[:requests], out=step.block_table)
         if window is not None:
             window.block_table.copy_(self._full_to_swa[step.block_table.long()])  # type: ignore[index]
-            slots = metadata.window_slots
-            slots.copy_(self._full_to_swa[forward_batch.out_cache_loc[: len(slots)]])  # type: ignore[union-attr, arg-type, index]
+            metadata.window_slots = self._full_to_swa[forward_batch.out_cache_loc]  # type: ignore[index]
         if self._page_size > 1:
             step.block_table.floor_divide_(self._page_size)
             if window is not None:
                 window.block_table.floor_divide_(self._page_size)
 
-    def _new(self, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype, device=self._first_slots.device)
+    def _new(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=self._first_slots.device)

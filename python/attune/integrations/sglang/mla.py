@@ -9,7 +9,7 @@ import torch
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
 from . import coverage
-from .backend import AttuneBackend, output, refuse_given, rows
+from .backend import AttuneBackend, arrange, refuse_given
 from .layers import LatentLayer, Layer
 
 
@@ -28,17 +28,15 @@ class AttuneMLABackend(AttuneBackend):
             q = torch.cat([q.view(len(q), ours.num_heads, -1), q_rope.view(len(q), ours.num_heads, -1)], dim=-1)
         if k_rope is not None:
             k = torch.cat([k.view(len(k), 1, -1), k_rope.view(len(k), 1, -1)], dim=-1)
-        out = output(forward_batch, q, ours, step.num_tokens)
-        tokens, heads = step.num_tokens, ours.num_heads
+        out, q, written = arrange(forward_batch, q, ours, step.num_tokens)
         if isinstance(ours, LatentLayer):
             if save_kv_cache and k is not None:
                 self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc.for_batch(forward_batch), k, v)
-            step.attend(ours, rows(q, tokens, heads), ours.cache(), rows(out, tokens, heads))
+            step.attend(ours, q, ours.cache(), written)
             return out
         if forward_batch.mha_return_lse or save_kv_cache:
             coverage.refuse("chunked prefix cache" if forward_batch.mha_return_lse else "save_kv_cache", True, "flashinfer")
-        kv_heads = ours.num_kv_heads
-        step.attend_new(ours, rows(q, tokens, heads), rows(k, tokens, kv_heads), rows(v, tokens, kv_heads), rows(out, tokens, heads))
+        step.attend_new(ours, q, k[: len(q)], v[: len(q)], written)
         return out
 
     forward_decode = forward_extend
