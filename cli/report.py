@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws the plots of a replay: report.py REPORT.json PLOTS.html. Exit code 3: matplotlib is missing.
 
-Writes figures as HTML, each with its picture inside, to be placed in the page that the attune command composes.
+Writes figures as HTML, each with its picture inside, to be placed in the page that the attune command composes. What is text or
+lines has the page's colours, by the names of its style sheet, so that a dark page has light ones.
 """
 
-import base64
 import html
 import io
 import json
+import re
 import sys
 
 try:
@@ -20,10 +21,12 @@ try:
 except ImportError:
     sys.exit(3)
 
-INK, SOFT, GRID = "#1c2430", "#667085", "#e4e7ec"
-PREFILL, DECODE, ACCENT = "#d9822b", "#2f6fb5", "#4a9c6d"
+# Stand for the page's colours until the picture is written.
+INK, SOFT, GRID = "#010203", "#040506", "#070809"
+PAGE_COLORS = {INK: "var(--ink)", SOFT: "var(--soft)", GRID: "var(--line)"}
+PREFILL, DECODE, ACCENT = "#d9822b", "#3b82cc", "#4a9c6d"
 MAX_SLICES, MAX_POINTS = 120, 1500
-WIDE, HALF = (11.6, 3.1), (5.7, 3.5)
+WIDE, HALF = (11.6, 3.1), (5.0, 3.3)
 
 plt.rcParams.update(
     {
@@ -49,6 +52,8 @@ plt.rcParams.update(
         "legend.frameon": False,
         "legend.fontsize": 8.5,
         "figure.constrained_layout.use": True,
+        "figure.facecolor": "none",
+        "axes.facecolor": "none",
         "svg.fonttype": "path",
     }
 )
@@ -141,8 +146,8 @@ def legend_above(axes, **options):
         )
 
 
-def step_time(r):
-    figure, axes = new_axes(WIDE, "Step time", "model clock, s", "time of the layer's calls")
+def step_time(r, size=WIDE):
+    figure, axes = new_axes(size, "Step time", "model clock, s", "time of the layer's calls")
     for mask, color, label in ((~r.has_prefill, DECODE, "decode only"), (r.has_prefill, PREFILL, "with prefill")):
         if mask.any():
             axes.scatter(
@@ -315,7 +320,7 @@ def step_distribution(r):
 
 
 def latency(r):
-    figure, axes = new_axes(HALF, "Request latency", "model clock", "of the requests")
+    figure, axes = new_axes(HALF, "Latency", "model clock", "of the requests")
     q = r.data["requests"]
     first = [f - a for a, f in zip(q["arrival"], q["first_token"]) if f is not None]
     between = [
@@ -327,7 +332,7 @@ def latency(r):
     for sample, color, label in (
         (between, DECODE, "between tokens"),
         (first, PREFILL, "first token"),
-        (whole, ACCENT, "whole request"),
+        (whole, ACCENT, "request"),
     ):
         cumulative(axes, [x for x in sample if x > 0], color, label)
     finish_cumulative(axes)
@@ -337,11 +342,22 @@ def latency(r):
     )
 
 
-def picture(figure):
-    buffer = io.BytesIO()
+def picture(figure, name, style=""):
+    """The figure as an element of the page, as wide as there is room."""
+    buffer = io.StringIO()
     figure.savefig(buffer, format="svg", dpi=200, metadata={"Date": None})
+    title = figure.axes[0].get_title(loc="left")
     plt.close(figure)
-    return base64.b64encode(buffer.getvalue()).decode("ascii")
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    start, rest = svg.split(">", 1)
+    start = re.sub(r' (xmlns|xmlns:xlink|width|height|version)="[^"]*"', "", start)
+    # Other pictures of the page have the same names.
+    rest = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", rest)
+    for color, variable in PAGE_COLORS.items():
+        rest = rest.replace(color, variable)
+    return f'{start} role="img" aria-label="{html.escape(title)}"{style}>{rest}'
 
 
 def main(json_path, html_path):
@@ -353,10 +369,13 @@ def main(json_path, html_path):
     else:
         for plot in (step_time, throughput, composition, roofline, kv_pages, step_distribution, latency):
             figure, caption = plot(report)
-            title = figure.axes[0].get_title(loc="left")
-            wide = ' style="grid-column: 1 / -1"' if plot is step_time else ""
-            image = f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{picture(figure)}">'
-            parts.append(f'<figure class="card"{wide}>{image}<figcaption>{html.escape(caption)}</figcaption></figure>')
+            name, style = plot.__name__, ""
+            if plot is step_time:  # as wide as the page; a phone gets a narrow one instead
+                image = picture(figure, name, ' class="wide"') + picture(plot(report, HALF)[0], "narrow", ' class="narrow"')
+                style = ' style="grid-column: 1 / -1"'
+            else:
+                image = picture(figure, name)
+            parts.append(f'<figure class="card"{style}>{image}<figcaption>{html.escape(caption)}</figcaption></figure>')
     with open(html_path, "w", encoding="utf-8") as file:
         file.write("\n".join(parts) + "\n")
 

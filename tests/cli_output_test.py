@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -242,6 +243,87 @@ class Tables(CliTest):
             self.assertRegex(row, r"^ +[\d.]+ " if own else r"^bench/decode_4k/bf16 +[\d.]+ ")
             # Figures end below their headings.
             self.assertEqual(re.search(r"median ms", head).end(), re.search(r" [\d.]+ ", row).end() - 1)
+
+
+def luminance(color):
+    parts = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one, other):
+    """As WCAG counts it; text wants 4.5, lines and points 3."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+class Page(CliTest):
+    """report.html, light and dark, on a desk and on a phone."""
+
+    def setUp(self):
+        super().setUp()
+        done, _ = self.replay(plots=True)
+        self.has_plots = "no plots" not in done.stderr
+        self.path = self.directory / "out/report.html"
+        self.page = self.path.read_text()
+        self.style = self.page[self.page.index("<style>") : self.page.index("</style>")]
+
+    def test_colours_of_both_themes(self):
+        light, dark = (dict(re.findall(r"--([\w-]+): (#\w{6});", block)) for block in re.findall(r":root \{(.*?)\}", self.style, re.S))
+        self.assertIn("color-scheme: light dark", self.style)
+        self.assertRegex(self.style, r"@media \(prefers-color-scheme: dark\) \{\s*:root")
+        self.assertEqual(light.keys(), dark.keys())
+        for theme in light, dark:
+            for text in "ink", "soft":
+                for ground in "page", "card":
+                    self.assertGreaterEqual(contrast(theme[text], theme[ground]), 4.5, (text, ground, theme))
+            for text in "good", "bad", "plain", "missing":
+                self.assertGreaterEqual(contrast(theme[text], theme[f"on-{text}"]), 4.5, (text, theme))
+            for color in set(re.findall(r"(?:fill|stroke): (#\w{6})", self.page)):
+                self.assertGreaterEqual(contrast(color, theme["card"]), 2.8, (color, theme))
+        # No colour stands beside the two lists, in the style or in a picture.
+        rules = re.sub(r":root \{.*?\}", "", self.style, flags=re.S)
+        self.assertEqual(re.findall(r"#[0-9a-fA-F]{3,8}\b|\b(?:white|black)\b(?!-)", rules), [])
+        for name in re.findall(r"var\(--([\w-]+)\)", self.page):
+            self.assertIn(name, light)
+
+    def test_pictures_take_the_pages_colours_and_width(self):
+        if not self.has_plots:
+            self.skipTest("no matplotlib")
+        pictures = re.findall(r"<svg .*?</svg>", self.page, re.S)
+        self.assertEqual(len(pictures), 8)  # seven, one of them wide and narrow
+        self.assertEqual([sum(f'class="{kind}"' in picture for picture in pictures) for kind in ("wide", "narrow")], [1, 1])
+        for picture in pictures:
+            start = picture[: picture.index(">")]
+            self.assertRegex(start, r' aria-label="\w')
+            self.assertIn("viewBox", start)
+            self.assertNotRegex(start, r" (width|height)=")
+            self.assertIn("var(--soft)", picture)
+            self.assertNotRegex(picture, r"#ffffff|#000000|#01?0203|#040506|#070809")
+        names = re.findall(r'\bid="([^"]+)"', self.page)
+        self.assertEqual(len(names), len(set(names)))
+        for reference in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', self.page):
+            self.assertIn("".join(reference), names)
+
+    @unittest.skipUnless(shutil.which("chromium"), "no chromium")
+    def test_a_phone_shows_all_of_it(self):
+        frame = self.directory / "frame.html"
+        for width, wide in (360, "none"), (390, "none"), (1280, "block"):
+            # Widths that a browser's own window may not have.
+            frame.write_text(
+                f'<iframe src="out/report.html" style="width:{width}px;height:900px;border:0"></iframe><pre></pre><script>onload = () => {{'
+                'const page = document.querySelector("iframe").contentDocument, wide = page.querySelector("svg.wide");'
+                'const cut = [...page.querySelectorAll("h1, p, th, td, figcaption, svg")].filter(e => e.scrollWidth > e.clientWidth + 1 &&'
+                ' e.clientWidth).length;'
+                'document.querySelector("pre").textContent = [page.documentElement.scrollWidth, cut, wide ? '
+                'getComputedStyle(wide).display : "no picture"].join(" ") }</script>'
+            )
+            done = subprocess.run(
+                ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--hide-scrollbars",
+                 f"--user-data-dir={self.directory}/chromium", "--dump-dom", frame], capture_output=True, text=True, timeout=120, check=True)  # fmt: skip
+            measured = re.search(r"<pre>(\d+) (\d+) (.*)</pre>", done.stdout)
+            self.assertTrue(measured, done.stdout + done.stderr)
+            self.assertEqual(measured.groups(), (str(width), "0", wide if self.has_plots else "no picture"))
 
 
 class Devices(CliTest):
