@@ -73,18 +73,21 @@ TEST_F(CudaBackward, MatchesTheOracle) {
   EXPECT_GT(check_all(list), 45);
 }
 
-// Empty tensors of torch have no address.
+// Empty tensors of torch have no address. dsinks is 0.
 TEST_F(CudaBackward, NothingAtAllNeedsNoAddress) {
-  cases::CudaMemory memory(kDevice);
-  cases::BackwardProblem problem(
-      tests::make_case(R"({"name": "x", "heads": [2, 1], "head_dim": [64, 64], "dtype": "bf16", "seqlens_q": [0],
-                           "seqlens_kv": [0], "backward": {}})"),
-      memory);
-  cases::BackwardCall call = problem.device();
-  for (attune_tensor* t : {&call.attention.q, &call.attention.k, &call.attention.v, &call.attention.out,
-                           &call.attention.lse, &call.op.dout, &call.op.dq, &call.op.dk, &call.op.dv})
-    t->data = nullptr;
-  EXPECT_EQ(cases::run(call, memory), "");
+  for (const char* sinks : {R"("causal": true)", R"("sinks": "normal")"}) {
+    cases::CudaMemory memory(kDevice);
+    const cases::Row row(R"("name": "x", "heads": [2, 1], "head_dim": [64, 64], "dtype": "bf16", "seqlens_q": [0],
+                            "seqlens_kv": [0], "backward": {})");
+    cases::BackwardProblem problem(tests::make_case(row.with(sinks)), memory);
+    const auto run = [&](cases::BackwardCall call) {
+      for (attune_tensor* t : {&call.attention.q, &call.attention.k, &call.attention.v, &call.attention.out,
+                               &call.attention.lse, &call.op.dout, &call.op.dq, &call.op.dk, &call.op.dv})
+        t->data = nullptr;
+      return cases::run(call, memory);
+    };
+    EXPECT_EQ(cases::run_and_check(problem, run).failure, "") << sinks;
+  }
 }
 
 // What the axes of the registry cannot say is refused with its reason.

@@ -13,6 +13,7 @@
 namespace attune::cuda {
 namespace {
 
+using backward::Arguments;
 using backward::Config;
 using backward::Maps;
 
@@ -28,10 +29,12 @@ class EmulatedBackward : public tests::Emulated {
   static void run_kernels(const attune::BackwardProblem& p, const Config& c, void* workspace) {
     const kernels::BackwardParams params = backward::to_params(p, c, workspace);
     for (const backward::Launch& what : backward::launches(c)) {
-      if (what.with_maps) {
+      if (what.arguments == Arguments::kMaps) {
         const Maps m = backward::describe_maps(p);
         launch(what, params, emulator::tensor_map(m.k), emulator::tensor_map(m.v), emulator::tensor_map(m.q),
                emulator::tensor_map(m.dout));
+      } else if (what.arguments == Arguments::kSinkSum) {
+        launch(what, backward::sink_sum_params(p, params));
       } else {
         launch(what, params);
       }
@@ -46,7 +49,7 @@ class EmulatedBackward : public tests::Emulated {
     cases::Workspace workspace(cases::host_memory(), c.workspace_bytes());
     std::memset(workspace.buffer.device(), poison, c.workspace_bytes());
     try {
-      backward::check_run(p);
+      backward::check_run(p, c);
       run_kernels(p, c, workspace.buffer.device());
     } catch (const std::exception& e) {
       return e.what();
@@ -59,15 +62,16 @@ class EmulatedBackward : public tests::Emulated {
     cases::BackwardCall call = problem.host();
     const attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kOptional);
     const Kernel& kernel = backward_kernel();
-    return kernel.coverage.difference(traits_of(p, call.attention)).empty() && !p.dsinks && !p.dbias && !p.dt5_bias &&
-           backward::refusal(p).empty();
+    return kernel.coverage.difference(traits_of(p, call.attention)).empty() && backward::refusal(p).empty();
   }
 
   // What is wrong with a case, or kNotCovered.
   static std::string check(const cases::Case& spec) {
     if (!is_covered(spec)) return tests::kNotCovered;
     cases::BackwardProblem problem(spec);
-    return cases::run_and_check(problem, [](const cases::BackwardCall& c) { return run_emulated(c); }).failure;
+    const cases::ExpectedGradients expected = evaluate(problem);
+    const std::string failure = run_emulated(problem.device());
+    return failure.empty() ? compare(problem, expected, ATTUNE_DEVICE_CUDA).failure : failure;  // a GPU's bounds
   }
 
   static std::string check(const char* json) { return check(tests::make_case(json)); }
@@ -101,6 +105,93 @@ TEST_F(EmulatedBackward, OfEveryHeadDim) {
               "")
         << dims;
   }
+}
+
+// Of a share of nearly nothing too, beside dlse; blocks of queries, of each a part of dsinks; many sequences, of which
+// a thread adds up one.
+TEST_F(EmulatedBackward, OfSinks) {
+  const cases::Row row(R"("name": "sinks", "heads": [6, 2], "dtype": "bf16", "causal": true, "sinks": "mixed",
+                          "seqlens_q": [300, 0, 1, 129, 20], "seqlens_kv": [300, 5, 70, 140, 3])");
+  for (const char* members :
+       {R"("head_dim": [64, 64], "backward": {})", R"("head_dim": [64, 64], "backward": {"dlse": true})",
+        R"("head_dim": [136, 40], "backward": {"dlse": true}, "dtype": "f16")",
+        R"("head_dim": [24, 40], "backward": {"dlse": true, "outputs": ["dv", "dsinks"]}, "window": [70, 0])",
+        R"("head_dim": [24, 40], "backward": {"outputs": ["dsinks"]}, "aux_dtype": "bf16")",
+        R"("head_dim": [24, 40], "backward": {"outputs": ["dq"]}, "queries": "fixed", "seqlens_q": [150, 150],
+           "seqlens_kv": [150, 70])"})
+    EXPECT_EQ(check(tests::make_case(row.with(members))), "") << members;
+  std::string lengths;
+  for (int b = 0; b < 300; ++b) lengths += cat(b > 0 ? ", " : "", b == 7 ? 200 : b % 3);
+  EXPECT_EQ(check(tests::make_case(
+                row.with(cat(R"("head_dim": [16, 16], "backward": {"outputs": ["dsinks"]}, "seqlens_q": [)", lengths,
+                             R"(], "seqlens_kv": [)", lengths, "]")))),
+            "");
+}
+
+// What a row that sees nothing, or has a NaN, gives to a sink; others of its head stay right.
+TEST_F(EmulatedBackward, OfSinksBesideNan) {
+  const cases::Row row(R"("name": "bad_sinks", "heads": [6, 1], "head_dim": [24, 40], "dtype": "bf16", "causal": true,
+                          "sinks": "mixed", "seqlens_q": [70, 20], "seqlens_kv": [70, 12])");
+  for (const char* members :
+       {R"("backward": {"plant": "no_lse"})", R"("backward": {"dlse": true, "plant": "no_lse"})",
+        R"("backward": {"plant": "inf_dout"})", R"("backward": {"dlse": true, "plant": "inf_dout"})",
+        R"("backward": {"dlse": true, "plant": "nan_q"})", R"("backward": {"dlse": true}, "plant": "nan_v")",
+        // The planted row's sink is an infinity.
+        R"("heads": [10, 1], "seqlens_q": [9], "seqlens_kv": [9], "backward": {"plant": "inf_dout"})"})
+    EXPECT_EQ(check(tests::make_case(row.with(members))), "") << members;
+}
+
+// Rows of out may lie anywhere: no TMA copies them.
+TEST_F(EmulatedBackward, OfOutsThatTakeNoVectors) {
+  for (const char* sinks : {R"("sinks": "mixed")", R"("causal": true)"}) {
+    const cases::Row row(
+        R"("name": "out", "heads": [6, 2], "head_dim": [16, 40], "dtype": "bf16", "seqlens_q": [140, 3],
+                            "seqlens_kv": [90, 70], "backward": {"dlse": true})");
+    cases::BackwardProblem problem(tests::make_case(row.with(sinks)));
+    std::vector<std::byte> moved = tests::gather(problem.host().attention.out);
+    moved.insert(moved.begin(), 2, std::byte{});
+    const auto run = [&](cases::BackwardCall call) {
+      call.attention.out.data = moved.data() + 2;
+      return run_emulated(call);
+    };
+    EXPECT_EQ(cases::run_and_check(problem, run).failure, "") << sinks;
+  }
+}
+
+// Sequences are listed in any order; the parts of dsinks are added in one.
+TEST_F(EmulatedBackward, DsinksHaveTheSameBits) {
+  cases::BackwardProblem problem(
+      tests::make_case(R"({"name": "bits", "heads": [3, 1], "head_dim": [16, 16], "dtype": "bf16", "causal": true,
+          "sinks": "normal", "seqlens_q": [140, 150, 131, 5, 200, 139], "seqlens_kv": [140, 150, 131, 5, 200, 139],
+          "backward": {"outputs": ["dsinks"]}})"));
+  std::vector<std::byte> first;
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    std::optional<emulator::Shuffled> shuffled;
+    if (seed > 0) shuffled.emplace(seed);
+    ASSERT_EQ(run_emulated(problem.host()), "");
+    const std::vector<std::byte> bits = tests::gather(problem.host().op.dsinks);
+    if (seed == 0) first = bits;
+    EXPECT_TRUE(bits == first) << seed;
+  }
+}
+
+// dlse beside sinks makes other kernels: a plan without it refuses it, one with it takes a run without.
+TEST_F(EmulatedBackward, DlseBesideSinksIsAsInThePlan) {
+  const cases::Row row(R"("name": "plan", "heads": [2, 1], "head_dim": [16, 16], "dtype": "bf16", "seqlens_q": [9],
+                          "seqlens_kv": [9])");
+  const auto run_with = [&](const char* planned, const char* members) {
+    cases::BackwardProblem of_plan(tests::make_case(row.with(planned))), problem(tests::make_case(row.with(members)));
+    cases::BackwardCall call = of_plan.host();
+    const Config plan = backward::choose_config(make_backward(*call.linked(), call.attention, Data::kRequired));
+    return cases::run_and_check(problem, [&](const cases::BackwardCall& c) { return run_emulated(c, &plan); }).failure;
+  };
+  const char *const sinks = R"("sinks": "normal", "backward": {})",
+                    *const both = R"("sinks": "normal", "backward": {"dlse": true})";
+  EXPECT_EQ(run_with(both, sinks), "");
+  EXPECT_EQ(run_with(R"("backward": {})", R"("backward": {"dlse": true})"), "");
+  EXPECT_EQ(run_with(sinks, both),
+            "attention_backward differs from its plan: dlse is given, but was absent; beside sinks it changes the "
+            "kernels");
 }
 
 TEST_F(EmulatedBackward, APlanTakesFewerSequencesOfMoreKeys) {
@@ -179,7 +270,7 @@ TEST_F(EmulatedBackward, TheListHasTheBlocksOfASequenceInTheirOrder) {
 // Several tiles, heads and stages in turn, in two orders of blocks, warps and lanes; blocks that wait for each other.
 TEST_F(EmulatedBackward, HaveNoRaces) {
   const emulator::Watched watched;
-  for (const char* dims : {R"("head_dim": [64, 64])", R"("head_dim": [144, 80])"}) {
+  for (const char* dims : {R"("head_dim": [64, 64])", R"("head_dim": [144, 80], "sinks": "normal")"}) {
     for (uint64_t seed = 0; seed <= 1; ++seed) {
       std::optional<emulator::Shuffled> shuffled;
       if (seed > 0) shuffled.emplace(seed);
@@ -191,15 +282,19 @@ TEST_F(EmulatedBackward, HaveNoRaces) {
 }
 
 // A side without rows may have no address, as empty tensors of torch; the driver makes no map of that.
-TEST_F(EmulatedBackward, MapsOfNoQueriesHaveAnAddress) {
-  cases::BackwardProblem problem(tests::make_case(
-      R"({"name": "x", "heads": [2, 1], "head_dim": [64, 64], "dtype": "bf16", "seqlens_q": [0], "seqlens_kv": [5],
-          "backward": {}})"));
-  cases::BackwardCall call = problem.host();
-  attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kOptional);
-  p.forward.q.data = p.dout.data = nullptr;
-  const Maps m = backward::describe_maps(p);
-  for (const TensorMapDesc& map : {m.k, m.v, m.q, m.dout}) EXPECT_NO_THROW(check_tensor_map(map));
+TEST_F(EmulatedBackward, MapsOfNoRowsHaveAnAddress) {
+  for (const bool no_queries : {true, false}) {
+    cases::BackwardProblem problem(tests::make_case(
+        cases::Row(R"("name": "x", "heads": [2, 1], "head_dim": [64, 64], "dtype": "bf16", "backward": {})")
+            .with(no_queries ? R"("seqlens_q": [0], "seqlens_kv": [5])" : R"("seqlens_q": [5], "seqlens_kv": [0])")));
+    cases::BackwardCall call = problem.host();
+    attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kOptional);
+    for (RowView* const v : {&p.forward.q, &p.dout, &p.forward.k, &p.forward.v}) {
+      if ((v == &p.forward.q || v == &p.dout) == no_queries) v->data = nullptr;
+    }
+    const Maps m = backward::describe_maps(p);
+    for (const TensorMapDesc& map : {m.k, m.v, m.q, m.dout}) EXPECT_NO_THROW(check_tensor_map(map));
+  }
 }
 
 // As attune check --stress draws them for a GPU, small; with the bounds of a GPU.
@@ -210,10 +305,7 @@ TEST_F(EmulatedBackward, OfServingBatches) {
     const cases::Case spec = cases::serving_case(6, index, 64, more != nullptr && index % 3 == 0 ? 500 : 150);
     if (!spec.backward.on || !is_covered(spec)) continue;
     ++covered;
-    cases::BackwardProblem problem(spec);
-    const cases::ExpectedGradients expected = evaluate(problem);
-    ASSERT_EQ(run_emulated(problem.device()), "") << spec.name;
-    EXPECT_EQ(compare(problem, expected, ATTUNE_DEVICE_CUDA).failure, "") << spec.name;
+    ASSERT_EQ(check(spec), "") << spec.name;
   }
 }
 

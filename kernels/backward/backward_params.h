@@ -18,6 +18,15 @@ struct alignas(8) RowStats {
   float lse2;   // the lse in base 2; infinity: the row sees nothing
   float delta;  // <dout, out> - dlse
 };
+// With a sink and dlse, of which lse is without the sink and P is not: a = 2^(score - lse2), P = a share, dS = a (share
+// dP
+// - delta).
+struct alignas(16) SinkRowStats {
+  float lse2;
+  float delta;  // share <dout, out> - dlse
+  float share;  // what the sink leaves to the keys
+  float unused;
+};
 
 // Rows begin .. of a sequence, of q or of k, for one block of threads and any head.
 struct BackwardTile {
@@ -35,9 +44,9 @@ struct BackwardParams : WorkTileParams {
   GradientRows dout, dq, dk, dv;
   const float* dlse;  // as lse; null: 0
   long long dlse_batch_stride, dlse_row_stride, dlse_head_stride;
-  RowStats* stats;  // [num_heads_q][stats_stride]; those of a sequence begin at stats_begin() (backward/rows.cuh)
+  char* stats;  // RowStats or SinkRowStats [num_heads_q][stats_stride], by sequences: stats_of() (backward/rows.cuh)
   long long stats_stride;
-  int stats_vectors;  // out and dout take loads of 16 bytes
+  int stats_vectors;               // out and dout take loads of 16 bytes
   BackwardList *q_list, *kv_list;  // blocks of queries, of keys
   // Sums of dq without the scale, [num_heads_q][dq_tiles] of backward/dq.cuh, and how many blocks of keys have added to
   // each piece, [num_heads_q][dq_tiles][dq_pieces()].
@@ -47,7 +56,14 @@ struct BackwardParams : WorkTileParams {
   // [blocks][heads]: whether a block of rows has a NaN or infinity, for recompute.cu.
   int *q_nonfinite, *kv_nonfinite;
   int max_q_tiles, max_kv_tiles;
-  int block_keys;  // backward_keys()
+  int block_keys;    // backward_keys()
+  float* sink_sums;  // -dsinks of blocks of queries, [num_heads_q][total_q / 128 + batch]; null: nobody wants it
+};
+
+// Of sum_sinks.cu.
+struct SinkSumParams : BackwardParams {
+  float* dsinks;
+  long long dsinks_stride;
 };
 
 // Queries of a block of threads, where these have queries (row_stats.cu, store_dq.cu, recompute.cu).
@@ -64,19 +80,18 @@ ATTUNE_SHARED_FUNCTION int backward_keys(int head_dim_qk, int head_dim_v) {
 ATTUNE_SHARED_FUNCTION int dq_pieces(int head_dim_qk) { return lines_of(head_dim_qk) == 4 ? 2 : 1; }
 
 // Floats of a tile of dq's sums: lines of 64 channels, whole.
-ATTUNE_SHARED_FUNCTION int dq_tile_floats(int head_dim_qk) {
-  return lines_of(head_dim_qk) * 64 * kBackwardTile;
-}
+ATTUNE_SHARED_FUNCTION int dq_tile_floats(int head_dim_qk) { return lines_of(head_dim_qk) * 64 * kBackwardTile; }
 
-// Of the gradient kernel (backward/config.cuh).
-ATTUNE_SHARED_FUNCTION int backward_shared_bytes(int head_dim_qk, int head_dim_v, int q_stages, int dout_stages) {
+// Of the gradient kernel (backward/config.cuh). row_stats: the bytes of a row's.
+ATTUNE_SHARED_FUNCTION int backward_shared_bytes(int head_dim_qk, int head_dim_v, int q_stages, int dout_stages,
+                                                 int row_stats) {
   const int keys = backward_keys(head_dim_qk, head_dim_v), lines_qk = lines_of(head_dim_qk),
             lines_v = lines_of(head_dim_v);
   const bool wide = keys == 64;
   const int inputs = (lines_qk + lines_v) * keys + (lines_qk * q_stages + lines_v * dout_stages) * kBackwardTile;
   const int scores = (wide ? 3 : 2) * keys * kBackwardTile * 2;
   const int dq = (wide ? 1 : 2) * dq_tile_floats(head_dim_qk) * 4 / dq_pieces(head_dim_qk);
-  const int stats = q_stages * kBackwardTile * static_cast<int>(sizeof(RowStats));
+  const int stats = q_stages * kBackwardTile * row_stats;
   const int barriers_and_item = (1 + 2 * q_stages + 2 * dout_stages) * 8 + 8;
   return align_up(inputs * 128 + scores + dq + stats + barriers_and_item, 1024);
 }

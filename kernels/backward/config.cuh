@@ -53,7 +53,8 @@ struct SharedStorage {
   int item;  // what the block has taken of the list
 };
 static_assert(sizeof(SharedStorage) == kernels::backward_shared_bytes(Config::kHeadDimQk, Config::kHeadDimV,
-                                                                      Config::kQStages, Config::kDoutStages),
+                                                                      Config::kQStages, Config::kDoutStages,
+                                                                      sizeof(RowStats)),
               "the host asks for another size");
 
 struct Smem : common::SharedView<SharedStorage> {
@@ -74,9 +75,7 @@ struct Smem : common::SharedView<SharedStorage> {
   __device__ __forceinline__ unsigned stats(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, stats, i); }
   __device__ __forceinline__ unsigned own_full() const { return ATTUNE_SHARED_AT(SharedStorage, own_full); }
   __device__ __forceinline__ unsigned q_full(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, q_full, i); }
-  __device__ __forceinline__ unsigned q_empty(int i) const {
-    return ATTUNE_SHARED_AT_INDEX(SharedStorage, q_empty, i);
-  }
+  __device__ __forceinline__ unsigned q_empty(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, q_empty, i); }
   __device__ __forceinline__ unsigned dout_full(int i) const {
     return ATTUNE_SHARED_AT_INDEX(SharedStorage, dout_full, i);
   }

@@ -37,8 +37,7 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
     clear_queries_behind_the_last(smem, work, step.row, q.stage, dout.stage);
     multiply<Config::kStepsV>(v, smem.dout(dout.stage), d);
     const bool all_seen = softmax.all_seen(step.row);
-    softmax.forward(all_seen, step.row, q.stage, s);
-    Scores::pack(s, p_regs);
+    softmax.forward(all_seen, step.row, q.stage, s, p_regs);
     accumulate(smem.dout(dout.stage), p_regs, a.v);
     ptx::wgmma_wait<1>();
     ptx::pin(d);

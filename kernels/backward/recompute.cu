@@ -80,8 +80,7 @@ struct Rows {
   template <class Row>
   __device__ __forceinline__ Row dense(const NewRows& of, int key, int head) const {
     Row x;
-    x.load(ATTUNE_TYPE, of.data,
-           key_offset(s, b, of, key, head), of.dim_stride);
+    x.load(ATTUNE_TYPE, of.data, key_offset(s, b, of, key, head), of.dim_stride);
     return x;
   }
 
@@ -90,8 +89,9 @@ struct Rows {
                                           const RowStats& stats, float& probability, float& ds) const {
     const float score = q.dot(k) * (p.scale * common::kLog2e);
     if (stats.lse2 == ptx::infinity() || score == -ptx::infinity()) return false;
-    probability = ptx::exp2_approx(score - stats.lse2);
-    ds = probability * (dout.dot(v) - stats.delta);
+    const float a = ptx::exp2_approx(score - stats.lse2), share = share_of(stats);
+    probability = a * share;
+    ds = a * (share * dout.dot(v) - stats.delta);
     return true;
   }
 };
@@ -118,8 +118,7 @@ __device__ __forceinline__ void recompute_query(const Rows& rows, int row, int h
   for (int key = keys.begin; key < keys.end; ++key) {
     const RowX k = rows.dense<RowX>(p.new_k, key, head / p.group);
     float probability, ds;
-    if (rows.softmax(q, k, dout, rows.dense<RowY>(p.new_v, key, head / p.group), stats, probability, ds))
-      dq.add(ds, k);
+    if (rows.softmax(q, k, dout, rows.dense<RowY>(p.new_v, key, head / p.group), stats, probability, ds)) dq.add(ds, k);
   }
   dq.store(p.dq, at, p.scale);
 }
@@ -164,8 +163,8 @@ extern "C" __global__ void __launch_bounds__(attune::backward::kThreads, 2)
   const BackwardTile tile = tiles_of(list)[block.index];
   const SequenceInfo s = read_sequence(p, tile.batch);
   const Rows rows{p, s, tile.batch};
-  const int end = kOfKeys ? min(tile.begin + p.block_keys, key_extent(p, tile.batch))
-                          : min(tile.begin + kBackwardRows, s.num_q);
+  const int end =
+      kOfKeys ? min(tile.begin + p.block_keys, key_extent(p, tile.batch)) : min(tile.begin + kBackwardRows, s.num_q);
   for (int row = tile.begin + static_cast<int>(threadIdx.x) / 32; row < end; row += kThreads / 32) {
     if constexpr (kOfKeys) {
       recompute_key(rows, row, block.head);

@@ -1,20 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stats of every row of q: its lse in base 2, and delta = <dout, out> - dlse. Also sets the turns of dq to 0, of
-// all tiles, listed or not: a block of keys that found another value could wait for ever.
+// The stats of every row of q: its lse in base 2, and delta = <dout, out> - dlse. With sinks the lse is with them, or
+// the stats say what the sink leaves; and each block has a sum of dsinks. Also sets the turns of dq to 0, of all tiles,
+// listed or not: a block of keys that found another value could wait for ever.
 // Grid: blocks of queries times query heads.
-#include "backward/rows.cuh"
+#include "backward/sinks.cuh"
 #include "ptx/grid.cuh"
-#include "ptx/math.cuh"
 
 namespace attune::backward {
 
 constexpr int kThreads = 256;
-
-__device__ __forceinline__ float sum_of_lanes(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-  return x;
-}
+constexpr bool kWithSinks = ATTUNE_WITH_SINKS != 0;
+static_assert(kWithSinks || !kSinkShares, "a share of what?");
 
 // What lies where for a sequence and a head.
 struct RowsOf {
@@ -30,15 +26,25 @@ struct RowsOf {
     return p.lse[q_offset(p, s, b, p.lse_batch_stride, p.lse_row_stride) + row * p.lse_row_stride +
                  head * p.lse_head_stride];
   }
-  // The stats of a row, of <dout, out>. A row that sees nothing gives nothing, whatever its dout holds.
-  __device__ __forceinline__ void store(int row, float product) const {
+  // The stats of a row, of <dout, out>. A row that sees nothing gives nothing, whatever its dout holds. Returns its
+  // share of -dsinks.
+  __device__ __forceinline__ float store(int row, float product) const {
     const float of_row = lse(row);
     const bool blind = of_row == -ptx::infinity();
-    if (p.dlse != nullptr) {
-      product -= p.dlse[q_offset(p, s, b, p.dlse_batch_stride, p.dlse_row_stride) + row * p.dlse_row_stride +
-                        head * p.dlse_head_stride];
+    RowStats stats = {of_row * common::kLog2e, product};
+    float sink_gradient = 0;
+    if constexpr (kWithSinks) {
+      const Sink sink(common::load_element(p.sinks_dtype, p.sinks + head * p.sinks_stride, 0), of_row);
+      if (!blind) sink_gradient = sink.probability() * product;
+      sink.add_to(stats);
     }
-    stats_of(p, s, b, head)[row] = {blind ? ptx::infinity() : of_row * common::kLog2e, blind ? 0.0f : product};
+    if (p.dlse != nullptr) {
+      stats.delta -= p.dlse[q_offset(p, s, b, p.dlse_batch_stride, p.dlse_row_stride) + row * p.dlse_row_stride +
+                            head * p.dlse_head_stride];
+    }
+    if (blind) stats = {ptx::infinity(), 0.0f};
+    stats_of(p, s, b, head)[row] = stats;
+    return sink_gradient;
   }
 };
 
@@ -101,18 +107,23 @@ extern "C" __global__ void __launch_bounds__(attune::backward::kThreads)
   const SequenceInfo s = read_sequence(p, tile.batch);
   const RowsOf rows{p, s, tile.batch, block.head};
   const int end = min(tile.begin + kBackwardRows, s.num_q);
+  float sink_gradient = 0;
   if (p.stats_vectors) {
     for (int first = tile.begin; first < end; first += kThreads / 8) {
       const int row = first + static_cast<int>(threadIdx.x) / 8;
       const bool there = row < end;
       const float product = EightLanes::dot(there ? p.out + 2 * rows.out(row) : nullptr,
                                             there ? p.dout.data + 2 * rows.dout(row) : nullptr);
-      if (there && threadIdx.x % 8 == 0) rows.store(row, product);
+      if (there && threadIdx.x % 8 == 0) sink_gradient += rows.store(row, product);
     }
-    return;
+  } else {
+    for (int row = tile.begin + static_cast<int>(threadIdx.x) / 32; row < end; row += kThreads / 32) {
+      const float product = dot(rows, row);
+      if (threadIdx.x % 32 == 0) sink_gradient += rows.store(row, product);
+    }
   }
-  for (int row = tile.begin + static_cast<int>(threadIdx.x) / 32; row < end; row += kThreads / 32) {
-    const float product = dot(rows, row);
-    if (threadIdx.x % 32 == 0) rows.store(row, product);
+  if (kWithSinks && p.sink_sums != nullptr) {
+    const float sum = sum_of_block<kThreads>(sink_gradient);
+    if (threadIdx.x == 0) sink_sum_at(p, s, tile.batch, block.head, tile.begin) = sum;
   }
 }

@@ -10,8 +10,16 @@ namespace attune::backward {
 
 using common::int_at, common::clamp_int;
 using kernels::BackwardList, kernels::BackwardParams, kernels::BackwardTile, kernels::GradientRows;
-using kernels::kBackwardRows, kernels::kBackwardTile, kernels::NewRows, kernels::RowStats;
+using kernels::kBackwardRows, kernels::kBackwardTile, kernels::NewRows;
 using scheduler::read_sequence, scheduler::SequenceInfo;
+
+#if defined(ATTUNE_SINK_SHARES) && ATTUNE_SINK_SHARES
+constexpr bool kSinkShares = true;
+using RowStats = kernels::SinkRowStats;
+#else
+constexpr bool kSinkShares = false;
+using RowStats = kernels::RowStats;
+#endif
 
 // [begin, end); end <= begin: empty.
 struct Span {
@@ -40,13 +48,24 @@ __device__ __forceinline__ int key_extent(const BackwardParams& p, int b) {
   return clamp_int(static_cast<long long>(int_at(p.cu_seqlens_kv, b + 1)) - begin, 0, p.total_kv - begin);
 }
 
-// Where the stats of a sequence begin. Even, so that the TMA can copy them; sequences do not overlap.
+// Where the stats of a sequence begin. Even, so that the TMA can copy 8 bytes each; sequences do not overlap.
 __device__ __forceinline__ long long stats_begin(const BackwardParams& p, const SequenceInfo& s, int b) {
   const long long row = p.cu_seqlens_q.data != nullptr ? s.q_begin : static_cast<long long>(b) * p.fixed_q;
   return (row + b) / 2 * 2;
 }
 __device__ __forceinline__ RowStats* stats_of(const BackwardParams& p, const SequenceInfo& s, int b, int head) {
-  return p.stats + head * p.stats_stride + stats_begin(p, s, b);
+  return reinterpret_cast<RowStats*>(p.stats) + head * p.stats_stride + stats_begin(p, s, b);
+}
+
+// What a sink leaves to the keys, where the stats say it.
+__device__ __forceinline__ float share_of(const kernels::RowStats&) { return 1.0f; }
+__device__ __forceinline__ float share_of(const kernels::SinkRowStats& stats) { return stats.share; }
+
+// The same sum in all lanes of a warp, in a fixed order.
+__device__ __forceinline__ float sum_of_lanes(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
 }
 
 // The first element of a sequence's first row in a tensor that lies as q.

@@ -15,9 +15,7 @@ class Softmax {
  public:
   // key: of registers 0 and 1.
   __device__ __forceinline__ Softmax(const BackwardParams& p, const Smem& smem, const Work& work, int key, int column)
-      : smem_(smem),
-        scale_log2_(p.scale * common::kLog2e),
-        column_(column + static_cast<int>(threadIdx.x) % 4 * 2) {
+      : smem_(smem), scale_log2_(p.scale * common::kLog2e), column_(column + static_cast<int>(threadIdx.x) % 4 * 2) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) seen_[h] = work.seen_by(p, key + 8 * h);
   }
@@ -25,28 +23,34 @@ class Softmax {
   // Whether all scores of the warp count, of the tile that begins at query `row`.
   __device__ __forceinline__ bool all_seen(int row) const {
     const int first = row + column_;
-    const bool mine = max(seen_[0].begin, seen_[1].begin) <= first &&
-                      first + kScores * 2 - 7 < min(seen_[0].end, seen_[1].end);
+    const bool mine =
+        max(seen_[0].begin, seen_[1].begin) <= first && first + kScores * 2 - 7 < min(seen_[0].end, seen_[1].end);
     return !__any_sync(0xffffffffu, !mine);
   }
-  // s becomes P. The stats of the tile are in `stage`.
-  __device__ __forceinline__ void forward(bool all_seen, int row, int stage, float (&s)[kScores]) const {
-    map(all_seen, row, stage, s, [&](int i, const RowStats& stats) {
-      return ptx::exp2_approx(fmaf(s[i], scale_log2_, -stats.lse2));
-    });
+  // s becomes the factor of dS, P, and is P packed too. The stats of the tile are in `stage`. With shares of sinks P is
+  // the factor times the share.
+  __device__ __forceinline__ void forward(bool all_seen, int row, int stage, float (&s)[kScores],
+                                          unsigned (&packed)[kScores / 2]) const {
+    if constexpr (kSinkShares) {
+      make_factors_and_p(all_seen, row, stage, s, packed);
+    } else {
+      map(all_seen, row, stage, s,
+          [&](int i, const RowStats& stats) { return ptx::exp2_approx(fmaf(s[i], scale_log2_, -stats.lse2)); });
+      pack(s, packed);
+    }
   }
-  // d, dP, becomes dS. s: P.
+  // d, dP, becomes dS. s: its factor.
   __device__ __forceinline__ void backward(bool all_seen, int row, int stage, const float (&s)[kScores],
                                            float (&d)[kScores]) const {
-    map(all_seen, row, stage, d, [&](int i, const RowStats& stats) { return s[i] * (d[i] - stats.delta); });
+    map(all_seen, row, stage, d, [&](int i, const RowStats& stats) {
+      return s[i] * ((kSinkShares ? share_of(stats) * d[i] : d[i]) - stats.delta);
+    });
   }
 
   // Pairs of 16 bits: matrices of 8 keys and 8 queries, one after the other for both keys of a thread.
   __device__ __forceinline__ static void pack(const float (&x)[kScores], unsigned (&to)[kScores / 2]) {
 #pragma unroll
-    for (int j = 0; j < kScores; j += 2) {
-      to[j / 2] = Config::kMmaType == ptx::Type::kBf16 ? ptx::pack_bf16(x[j], x[j + 1]) : ptx::pack_f16(x[j], x[j + 1]);
-    }
+    for (int j = 0; j < kScores; j += 2) to[j / 2] = pack(x[j], x[j + 1]);
   }
 
  private:
@@ -56,11 +60,18 @@ class Softmax {
     const Span& seen = seen_[j / 2 % 2];
     return row + column_of(j) >= seen.begin && row + column_of(j) < seen.end;
   }
+  __device__ __forceinline__ static void load_share(unsigned, kernels::RowStats&) {}
+  __device__ __forceinline__ static void load_share(unsigned at, kernels::SinkRowStats& stats) {
+    stats.share = ptx::load_shared(at + ATTUNE_OFFSET_OF(kernels::SinkRowStats, share));
+  }
   // racecheck reports these loads with the copy of a later tile: it does not follow one lane's arrival for its warp at
   // the stage's empty barrier.
   __device__ __forceinline__ RowStats column_stats(int j, int stage) const {
-    const float2 x = ptx::load_shared_pair(smem_.stats(stage) + column_of(j) * static_cast<int>(sizeof(RowStats)));
-    return {x.x, x.y};
+    const unsigned at = smem_.stats(stage) + column_of(j) * static_cast<int>(sizeof(RowStats));
+    const float2 x = ptx::load_shared_pair(at);
+    RowStats stats = {x.x, x.y};
+    load_share(at, stats);
+    return stats;
   }
 
   // x[i] = value(i, stats of its query), or 0.
@@ -79,6 +90,37 @@ class Softmax {
     if (all_seen) return;
 #pragma unroll
     for (int j = 0; j < kScores; ++j) x[j] = sees(j, row) ? x[j] : 0.0f;
+  }
+
+  __device__ __forceinline__ static unsigned pack(float x, float y) {
+    return Config::kMmaType == ptx::Type::kBf16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+  }
+
+  // Where P is not the factor of dS; pair by pair, as the registers have no room for both.
+  __device__ __forceinline__ void make_factors_and_p(bool all_seen, int row, int stage, float (&s)[kScores],
+                                                     unsigned (&packed)[kScores / 2]) const {
+#pragma unroll
+    for (int j = 0; j < kScores; j += 4) {
+      const RowStats stats[2] = {column_stats(j, stage), column_stats(j + 1, stage)};
+#pragma unroll
+      for (int i = j; i < j + 4; i += 2) {
+        float p[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          s[i + e] = ptx::exp2_approx(fmaf(s[i + e], scale_log2_, -stats[e].lse2));
+          p[e] = s[i + e] * share_of(stats[e]);
+        }
+        packed[i / 2] = pack(p[0], p[1]);
+      }
+    }
+    if (all_seen) return;
+#pragma unroll
+    for (int j = 0; j < kScores; j += 2) {
+      const bool sees_it = sees(j, row), sees_next = sees(j + 1, row);
+      packed[j / 2] &= (sees_it ? 0xffffu : 0u) | (sees_next ? 0xffff0000u : 0u);
+      s[j] = sees_it ? s[j] : 0.0f;
+      s[j + 1] = sees_next ? s[j + 1] : 0.0f;
+    }
   }
 
   const Smem& smem_;

@@ -430,13 +430,15 @@ std::vector<PopularModel> read_models(const std::string& directory) {
   return models;
 }
 
-// Fine-tuning: bf16 prompts with plain scores.
+// Fine-tuning: bf16 prompts with plain scores, and with sinks.
 void add_backward(const PopularModel& m, Kernels& kernels) {
   cuda::backward::Config c;
   c.head_dim_qk = static_cast<int>(m.head_dim_qk), c.head_dim_v = static_cast<int>(m.head_dim_v);
-  c.dtype = ATTUNE_BFLOAT16;
-  c.dq_tiles = 1, c.with_dkv = true;
-  for (const cuda::backward::Launch& launch : cuda::backward::launches(c)) add(launch.kernel, kernels);
+  c.dtype = ATTUNE_BFLOAT16, c.dq_tiles = 1, c.with_dkv = true;
+  for (const bool sinks : {false, true}) {
+    c.with_sinks = c.with_dsinks = sinks && m.sinks;
+    for (const cuda::backward::Launch& launch : cuda::backward::launches(c)) add(launch.kernel, kernels);
+  }
 }
 
 std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& models) {

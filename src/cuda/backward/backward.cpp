@@ -14,6 +14,7 @@
 namespace attune::cuda {
 namespace {
 
+using backward::Arguments;
 using backward::Config;
 using backward::Launch;
 using backward::Maps;
@@ -36,20 +37,24 @@ class CudaBackwardPlan final : public BackwardPlan {
   }
 
   void run(const BackwardProblem& p, void* workspace, void* stream) const override {
-    if (attention::is_empty(p.forward) && (p.forward.k.rows == 0 || p.forward.batch == 0)) return;
-    backward::check_run(p);
+    // Then dsinks alone has elements.
+    const bool nothing = attention::is_empty(p.forward) && (p.forward.k.rows == 0 || p.forward.batch == 0);
+    if (!nothing) backward::check_run(p, c_);
     const kernels::BackwardParams params = backward::to_params(p, c_, workspace);
     for (size_t i = 0; i < launches_.size(); ++i) {
-      if (launches_[i].blocks == 0) continue;
+      const Arguments arguments = launches_[i].arguments;
+      if (launches_[i].blocks == 0 || (nothing && arguments != Arguments::kSinkSum)) continue;
       LaunchConfig launch;
       launch.grid[0] = static_cast<uint32_t>(launches_[i].blocks);
       launch.block[0] = static_cast<uint32_t>(launches_[i].threads);
       launch.shared_bytes = static_cast<uint32_t>(launches_[i].kernel.shared_bytes);
       launch.stream = stream;
-      if (launches_[i].with_maps) {
+      if (arguments == Arguments::kMaps) {
         const Maps m = backward::describe_maps(p);
         launch_kernel(*kernels_[i], launch, params, make_tensor_map(m.k, device_), make_tensor_map(m.v, device_),
                       make_tensor_map(m.q, device_), make_tensor_map(m.dout, device_));
+      } else if (arguments == Arguments::kSinkSum) {
+        launch_kernel(*kernels_[i], launch, backward::sink_sum_params(p, params));
       } else {
         launch_kernel(*kernels_[i], launch, params);
       }
@@ -77,7 +82,7 @@ Coverage coverage() {
   axis(Axis::kKvScales) = use::kNoScale;
   axis(Axis::kKvLayout) = use::kNhd;
   axis(Axis::kMask) = use::kNoMask | use::kCausal | use::kWindow;
-  axis(Axis::kScore) = use::kPlain;
+  axis(Axis::kScore) = use::kPlain | use::kSinks;
   axis(Axis::kPrologue) = use::kNoPrologue;
   axis(Axis::kOutput) = use::kOutF32 | use::kOutF16 | use::kOutBf16;
   axis(Axis::kDeterminism) = use::kRunToRun | use::kBatchInvariant;

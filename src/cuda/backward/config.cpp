@@ -27,9 +27,11 @@ size_t lay_out(const Config& c, void* workspace, kernels::BackwardParams& k) {
   };
   k.q_list = take_list(c.max_q_tiles);
   k.kv_list = take_list(c.max_kv_tiles);
-  k.stats = w.take<kernels::RowStats>(c.heads_q * c.stats_stride);
+  const int64_t rows = c.heads_q * c.stats_stride;
+  k.stats = reinterpret_cast<char*>(w.take<std::byte>(rows * static_cast<int64_t>(c.row_stats_bytes())));
   k.dq_sums = w.take<float>(c.heads_q * c.dq_tiles * kernels::dq_tile_floats(c.head_dim_qk));
   k.dq_turns = w.take<unsigned>(c.heads_q * c.dq_tiles * kernels::dq_pieces(c.head_dim_qk));
+  k.sink_sums = w.take<float>(c.heads_q * c.sink_tiles);
   k.q_nonfinite = w.take<int>(c.blocks(false));
   k.kv_nonfinite = w.take<int>(c.blocks(true));
   return w.size();
@@ -64,11 +66,14 @@ int Config::q_stages() const { return std::max(head_dim_qk, head_dim_v) > 64 ? 2
 int Config::dout_stages() const {
   const int stages = q_stages();
   constexpr int kMostSharedBytes = 227 * 1024;
-  return kernels::backward_shared_bytes(head_dim_qk, head_dim_v, stages, stages) <= kMostSharedBytes ? stages : 1;
+  const int row_stats = static_cast<int>(row_stats_bytes());
+  return kernels::backward_shared_bytes(head_dim_qk, head_dim_v, stages, stages, row_stats) <= kMostSharedBytes ? stages
+                                                                                                                : 1;
 }
 
 size_t Config::shared_bytes() const {
-  return static_cast<size_t>(kernels::backward_shared_bytes(head_dim_qk, head_dim_v, q_stages(), dout_stages()));
+  return static_cast<size_t>(kernels::backward_shared_bytes(head_dim_qk, head_dim_v, q_stages(), dout_stages(),
+                                                            static_cast<int>(row_stats_bytes())));
 }
 
 KernelSpec Config::schedule_kernel() const { return {"backward/schedule.cu", "attune_backward_schedule", {}, 0}; }
@@ -76,37 +81,43 @@ KernelSpec Config::row_stats_kernel() const {
   return {"backward/row_stats.cu",
           "attune_backward_row_stats",
           {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_V", head_dim_v),
-           define("ATTUNE_DQ_PIECES", with_dq() ? kernels::dq_pieces(head_dim_qk) : 0)},
+           define("ATTUNE_DQ_PIECES", with_dq() ? kernels::dq_pieces(head_dim_qk) : 0),
+           define("ATTUNE_WITH_SINKS", with_sinks ? 1 : 0), define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
           0};
 }
 KernelSpec Config::gradients_kernel() const {
-  return {"backward/gradients.cu",
-          "attune_backward_gradients",
-          {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk),
-           define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_WITH_DQ", with_dq() ? 1 : 0),
-           define("ATTUNE_Q_STAGES", q_stages()), define("ATTUNE_DOUT_STAGES", dout_stages())},
-          shared_bytes()};
+  return {
+      "backward/gradients.cu",
+      "attune_backward_gradients",
+      {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
+       define("ATTUNE_WITH_DQ", with_dq() ? 1 : 0), define("ATTUNE_Q_STAGES", q_stages()),
+       define("ATTUNE_DOUT_STAGES", dout_stages()), define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
+      shared_bytes()};
 }
 KernelSpec Config::store_dq_kernel() const {
   return {"backward/store_dq.cu", "attune_backward_store_dq", {define("ATTUNE_HEAD_DIM_QK", head_dim_qk)}, 0};
 }
 KernelSpec Config::recompute_kernel(bool of_keys) const {
-  return {"backward/recompute.cu",
-          "attune_backward_recompute",
-          {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk),
-           define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_OF_KEYS", of_keys ? 1 : 0)},
-          0};
+  return {
+      "backward/recompute.cu",
+      "attune_backward_recompute",
+      {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
+       define("ATTUNE_OF_KEYS", of_keys ? 1 : 0), define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
+      0};
 }
+KernelSpec Config::sum_sinks_kernel() const { return {"backward/sum_sinks.cu", "attune_backward_sum_sinks", {}, 0}; }
 
 std::vector<Launch> launches(const Config& c) {
   std::vector<Launch> list = {{c.schedule_kernel(), 2, Config::kScheduleThreads}};
   list.push_back({c.row_stats_kernel(), c.blocks(false), Config::kRowThreads});
-  list.push_back({c.gradients_kernel(), c.blocks(true), Config::kThreads, true});
+  if (c.with_dq() || c.with_dkv)
+    list.push_back({c.gradients_kernel(), c.blocks(true), Config::kThreads, Arguments::kMaps});
   if (c.with_dq()) {
     list.push_back({c.store_dq_kernel(), c.blocks(false), Config::kRowThreads});
     list.push_back({c.recompute_kernel(false), c.blocks(false), Config::kRowThreads});
   }
   if (c.with_dkv) list.push_back({c.recompute_kernel(true), c.blocks(true), Config::kRowThreads});
+  if (c.with_dsinks) list.push_back({c.sum_sinks_kernel(), c.heads_q, Config::kRowThreads, Arguments::kSinkSum});
   return list;
 }
 
@@ -131,6 +142,9 @@ Config choose_config(const BackwardProblem& p) {
   c.stats_stride = round_up(f.total_q + f.batch + kRows, 2);
   if (p.dq) c.dq_tiles = f.total_q / kernels::kBackwardTile + f.batch;
   c.with_dkv = p.dk || p.dv;
+  c.with_sinks = static_cast<bool>(f.sinks), c.with_dsinks = static_cast<bool>(p.dsinks);
+  c.with_dlse = static_cast<bool>(p.dlse);
+  if (c.with_dsinks) c.sink_tiles = f.total_q / kRows + f.batch;
   return c;
 }
 
@@ -149,7 +163,10 @@ std::string refusal(const BackwardProblem& p) {
   return why;
 }
 
-void check_run(const BackwardProblem& p) {
+void check_run(const BackwardProblem& p, const Config& c) {
+  require(
+      !p.dlse || c.with_dlse || !c.with_sinks,
+      "attention_backward differs from its plan: dlse is given, but was absent; beside sinks it changes the kernels");
   const std::string why = refusal(p);
   require(why.empty(), "attention_backward differs from its plan: kernel cuda_backward does not take ", why);
   for_each_input(p, [](const Input& input) {
@@ -184,6 +201,14 @@ kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, voi
   return k;
 }
 
+kernels::SinkSumParams sink_sum_params(const BackwardProblem& p, const kernels::BackwardParams& k) {
+  kernels::SinkSumParams sums{};
+  static_cast<kernels::BackwardParams&>(sums) = k;
+  sums.dsinks = p.dsinks.data;
+  sums.dsinks_stride = p.dsinks.stride[2];
+  return sums;
+}
+
 Maps describe_maps(const BackwardProblem& p) {
   const Problem& f = p.forward;
   const auto q_side = [&](const RowView& v, int64_t head_dim) {
@@ -192,8 +217,10 @@ Maps describe_maps(const BackwardProblem& p) {
     return m;
   };
   const auto k_side = [&](const RowView& v, int64_t head_dim) {
-    return attention::row_map(f, v, f.heads_kv, head_dim,
-                              kernels::backward_keys(to_int(f.head_dim_qk), to_int(f.head_dim_v)), 1);
+    TensorMapDesc m = attention::row_map(f, v, f.heads_kv, head_dim,
+                                         kernels::backward_keys(to_int(f.head_dim_qk), to_int(f.head_dim_v)), 1);
+    if (m.data == nullptr) m.data = f.q.data;  // no keys
+    return m;
   };
   return {k_side(f.k, f.head_dim_qk), k_side(f.v, f.head_dim_v), q_side(f.q, f.head_dim_qk),
           q_side(p.dout, f.head_dim_v)};

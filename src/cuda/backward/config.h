@@ -21,9 +21,14 @@ struct Config {
   int64_t stats_stride = 0;                   // rows of the stats of a head
   int64_t dq_tiles = 0;                       // of a head; 0: nobody wants dq
   bool with_dkv = false;
+  bool with_sinks = false, with_dsinks = false, with_dlse = false;
+  int64_t sink_tiles = 0;  // sums of dsinks of a head
 
   static constexpr int kThreads = 384, kScheduleThreads = 1024, kRowThreads = 256;
   bool with_dq() const { return dq_tiles > 0; }
+  // The stats say what sinks leave to the keys: dlse is of an lse that is without them.
+  bool sink_shares() const { return with_sinks && with_dlse; }
+  size_t row_stats_bytes() const { return sink_shares() ? sizeof(kernels::SinkRowStats) : sizeof(kernels::RowStats); }
   // Keys of a block of the gradient kernel, and its tiles of q and dout in shared memory.
   int block_keys() const { return kernels::backward_keys(head_dim_qk, head_dim_v); }
   int q_stages() const;
@@ -34,6 +39,7 @@ struct Config {
   KernelSpec gradients_kernel() const;
   KernelSpec store_dq_kernel() const;
   KernelSpec recompute_kernel(bool of_keys) const;
+  KernelSpec sum_sinks_kernel() const;
   // Blocks of a grid that has a block of rows for each head.
   int64_t blocks(bool of_keys) const { return of_keys ? max_kv_tiles * heads_kv : max_q_tiles * heads_q; }
   size_t workspace_bytes() const;
@@ -42,10 +48,11 @@ struct Config {
 Config choose_config(const BackwardProblem& p);
 // "" if the kernels take the problem, else what they do not take. Only what the coverage row cannot say.
 std::string refusal(const BackwardProblem& p);
-// Throws INVALID_ARGUMENT where arrays of a run do not lie as the TMA needs.
-void check_run(const BackwardProblem& p);
+// Throws INVALID_ARGUMENT where arrays of a run do not lie as the TMA needs, or there are more than in the plan.
+void check_run(const BackwardProblem& p, const Config& c);
 
 kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, void* workspace);
+kernels::SinkSumParams sink_sum_params(const BackwardProblem& p, const kernels::BackwardParams& k);
 
 // The tensor maps of the gradient kernel, in the order of its parameters.
 struct Maps {
@@ -53,12 +60,14 @@ struct Maps {
 };
 Maps describe_maps(const BackwardProblem& p);
 
-// A launch of a run: without tensor maps unless with_maps.
+// What a kernel's parameters are: BackwardParams alone, or with tensor maps, or SinkSumParams.
+enum class Arguments { kParams, kMaps, kSinkSum };
+// A launch of a run.
 struct Launch {
   KernelSpec kernel;
   int64_t blocks;
   int threads;
-  bool with_maps = false;
+  Arguments arguments = Arguments::kParams;
 };
 // In their order. Those without blocks have nothing to do.
 std::vector<Launch> launches(const Config& c);

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sinks in the backward: what they change in the stats of a row, and the sums of dsinks, which blocks of queries make.
+#pragma once
+
+#include "backward/rows.cuh"
+#include "ptx/math.cuh"
+
+namespace attune::backward {
+
+// The sink of a row's head beside the row's lse, which is without it.
+struct Sink {
+  float gap;  // sink - lse, in base 2
+
+  __device__ __forceinline__ Sink(float sink, float lse) : gap((sink - lse) * common::kLog2e) {}
+  // What it leaves to the keys, and what it has itself.
+  __device__ __forceinline__ float share() const { return ptx::reciprocal_approx(1.0f + ptx::exp2_approx(gap)); }
+  __device__ __forceinline__ float probability() const { return ptx::reciprocal_approx(1.0f + ptx::exp2_approx(-gap)); }
+  // Stats of a row without the sink, and without dlse, get it: in the lse, or beside it. A sink of infinity leaves
+  // nothing, but the row sees its keys.
+  __device__ __forceinline__ void add_to(kernels::RowStats& stats) const {
+    const float more = fmaxf(gap, 0.0f) + ptx::log2_approx(1.0f + ptx::exp2_approx(-fabsf(gap)));
+    stats.lse2 = gap == ptx::infinity() ? 3e38f : stats.lse2 + more;
+  }
+  __device__ __forceinline__ void add_to(kernels::SinkRowStats& stats) const {
+    stats.share = share();
+    stats.delta *= stats.share;
+  }
+};
+
+// Where the sum of a block of queries is, which begins at query `row`. Those of sequences do not overlap.
+__device__ __forceinline__ float& sink_sum_at(const BackwardParams& p, const SequenceInfo& s, int b, int head,
+                                              int row) {
+  const long long first = p.cu_seqlens_q.data != nullptr ? s.q_begin : static_cast<long long>(b) * p.fixed_q;
+  return p.sink_sums[head * (p.total_q / kBackwardRows + p.batch) + first / kBackwardRows + b + row / kBackwardRows];
+}
+
+// Adds what the threads of a block have, in a fixed order. Thread 0 gets the sum.
+template <int kThreads>
+__device__ __forceinline__ float sum_of_block(float x) {
+  __shared__ float of_warp[kThreads / 32];
+  x = sum_of_lanes(x);
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
+  __syncthreads();
+  float sum = 0;
+#pragma unroll
+  for (const float each : of_warp) sum += each;
+  return sum;
+}
+
+}  // namespace attune::backward
