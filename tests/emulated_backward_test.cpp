@@ -141,6 +141,21 @@ TEST_F(EmulatedBackward, OfSinksBesideNan) {
     EXPECT_EQ(check(tests::make_case(row.with(members))), "") << members;
 }
 
+// Slopes of nearly nothing, and scores that are small beside the cap.
+TEST_F(EmulatedBackward, OfSoftcaps) {
+  const cases::Row row(R"("name": "softcap", "heads": [4, 2], "dtype": "bf16", "causal": true,
+                          "seqlens_q": [140, 0, 1, 20], "seqlens_kv": [140, 5, 70, 12])");
+  for (const char* members :
+       {R"("softcap": 2.5, "head_dim": [64, 64], "backward": {"dlse": true})",
+        R"("softcap": 50, "head_dim": [128, 128], "backward": {})",
+        R"("softcap": 0.4, "head_dim": [64, 24], "backward": {}, "window": [50, 0], "dtype": "f16")",
+        R"("softcap": 3, "softmax_scale": -1.5, "head_dim": [136, 40], "backward": {}, "causal": false)",
+        R"("softcap": 3, "head_dim": [16, 40], "backward": {"dlse": true}, "sinks": "mixed")",
+        R"("softcap": 3, "head_dim": [16, 16], "backward": {}, "plant": "nan_v")",
+        R"("softcap": 0.3, "head_dim": [16, 16], "backward": {"plant": "nan_q"}, "sinks": "normal")"})
+    EXPECT_EQ(check(tests::make_case(row.with(members))), "") << members;
+}
+
 // Rows of out may lie anywhere: no TMA copies them.
 TEST_F(EmulatedBackward, OfOutsThatTakeNoVectors) {
   for (const char* sinks : {R"("sinks": "mixed")", R"("causal": true)"}) {
@@ -270,7 +285,8 @@ TEST_F(EmulatedBackward, TheListHasTheBlocksOfASequenceInTheirOrder) {
 // Several tiles, heads and stages in turn, in two orders of blocks, warps and lanes; blocks that wait for each other.
 TEST_F(EmulatedBackward, HaveNoRaces) {
   const emulator::Watched watched;
-  for (const char* dims : {R"("head_dim": [64, 64])", R"("head_dim": [144, 80], "sinks": "normal")"}) {
+  for (const char* dims : {R"("head_dim": [64, 64])", R"("head_dim": [144, 80], "sinks": "normal")",
+                           R"("head_dim": [40, 80], "softcap": 3, "sinks": "normal")"}) {
     for (uint64_t seed = 0; seed <= 1; ++seed) {
       std::optional<emulator::Shuffled> shuffled;
       if (seed > 0) shuffled.emplace(seed);

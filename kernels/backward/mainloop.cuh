@@ -14,6 +14,13 @@
 
 namespace attune::backward {
 
+// The descriptor of a warpgroup's keys in V.
+__device__ __forceinline__ ptx::Descriptor values_of(const Smem& smem, int group) {
+  unsigned at[1] = {smem.v() + group * (64 * 128)};
+  if constexpr (kSoftcap) ptx::pin(at);  // made anew in each step: there are no registers for what derives from it
+  return ptx::uniform(ptx::descriptor_k_major(at[0]));
+}
+
 template <class Sums>
 __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem& smem, const Work& work, Sums& a) {
   constexpr int kScores = Config::kTile / 2;
@@ -23,7 +30,7 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
   ptx::wait_phase(smem.own_full(), 0);
   clear_keys_behind_the_last(smem, work);
   const ptx::Descriptor k = ptx::uniform(ptx::descriptor_k_major(smem.k() + group * (64 * 128)));
-  const ptx::Descriptor v = ptx::uniform(ptx::descriptor_k_major(smem.v() + group * (64 * 128)));
+  const ptx::Descriptor v = values_of(smem, group);
   float s[kScores], d[kScores], dq[Config::kChannelsDq / 2];
   unsigned ds_regs[kScores / 2], p_regs[kScores / 2];
   common::PipelineState q, dout;
@@ -35,7 +42,7 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
   for (int i = 0; i < steps; ++i) {
     ptx::wait_phase(smem.dout_full(dout.stage), dout.phase);
     clear_queries_behind_the_last(smem, work, step.row, q.stage, dout.stage);
-    multiply<Config::kStepsV>(v, smem.dout(dout.stage), d);
+    multiply<Config::kStepsV>(kSoftcap ? values_of(smem, group) : v, smem.dout(dout.stage), d);
     const bool all_seen = softmax.all_seen(step.row);
     softmax.forward(all_seen, step.row, q.stage, s, p_regs);
     accumulate(smem.dout(dout.stage), p_regs, a.v);

@@ -3,7 +3,7 @@
 // that a row does not see reaches it. Here only pairs that see each other are read, one after the other, in fp32. What
 // is NaN then is NaN by its own pairs. In a block that has any, a warp looks at a row at a time. Grid: blocks of rows
 // times heads, of queries or of keys.
-#include "backward/rows.cuh"
+#include "backward/scores.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/math.cuh"
 
@@ -87,11 +87,11 @@ struct Rows {
   // P and dS of a pair; false: the pair counts for nothing.
   __device__ __forceinline__ bool softmax(const RowX& q, const RowX& k, const RowY& dout, const RowY& v,
                                           const RowStats& stats, float& probability, float& ds) const {
-    const float score = q.dot(k) * (p.scale * common::kLog2e);
-    if (stats.lse2 == ptx::infinity() || score == -ptx::infinity()) return false;
-    const float a = ptx::exp2_approx(score - stats.lse2), share = share_of(stats);
+    const Score score = Scores(p).of(q.dot(k));
+    if (stats.lse2 == ptx::infinity() || score.value == -ptx::infinity()) return false;
+    const float a = ptx::exp2_approx(score.value - stats.lse2), share = share_of(stats);
     probability = a * share;
-    ds = a * (share * dout.dot(v) - stats.delta);
+    ds = a * score.slope * (share * dout.dot(v) - stats.delta);
     return true;
   }
 };

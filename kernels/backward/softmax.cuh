@@ -4,6 +4,7 @@
 #pragma once
 
 #include "backward/config.cuh"
+#include "backward/scores.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
 #include "ptx/shared.cuh"
@@ -15,7 +16,7 @@ class Softmax {
  public:
   // key: of registers 0 and 1.
   __device__ __forceinline__ Softmax(const BackwardParams& p, const Smem& smem, const Work& work, int key, int column)
-      : smem_(smem), scale_log2_(p.scale * common::kLog2e), column_(column + static_cast<int>(threadIdx.x) % 4 * 2) {
+      : smem_(smem), scores_(p), column_(column + static_cast<int>(threadIdx.x) % 4 * 2) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) seen_[h] = work.seen_by(p, key + 8 * h);
   }
@@ -27,15 +28,15 @@ class Softmax {
         max(seen_[0].begin, seen_[1].begin) <= first && first + kScores * 2 - 7 < min(seen_[0].end, seen_[1].end);
     return !__any_sync(0xffffffffu, !mine);
   }
-  // s becomes the factor of dS, P, and is P packed too. The stats of the tile are in `stage`. With shares of sinks P is
-  // the factor times the share.
+  // s becomes the factor of dS, and packed P: the same, but for a softcap, whose slope the factor has, and for shares
+  // of sinks, which it has not. The stats of the tile are in `stage`.
   __device__ __forceinline__ void forward(bool all_seen, int row, int stage, float (&s)[kScores],
                                           unsigned (&packed)[kScores / 2]) const {
-    if constexpr (kSinkShares) {
+    if constexpr (kSinkShares || kSoftcap) {
       make_factors_and_p(all_seen, row, stage, s, packed);
     } else {
       map(all_seen, row, stage, s,
-          [&](int i, const RowStats& stats) { return ptx::exp2_approx(fmaf(s[i], scale_log2_, -stats.lse2)); });
+          [&](int i, const RowStats& stats) { return ptx::exp2_approx(fmaf(s[i], scores_.unit, -stats.lse2)); });
       pack(s, packed);
     }
   }
@@ -107,8 +108,10 @@ class Softmax {
         float p[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          s[i + e] = ptx::exp2_approx(fmaf(s[i + e], scale_log2_, -stats[e].lse2));
-          p[e] = s[i + e] * share_of(stats[e]);
+          const Score score = scores_.of(s[i + e]);
+          const float a = ptx::exp2_approx(score.value - stats[e].lse2);
+          p[e] = a * share_of(stats[e]);
+          s[i + e] = a * score.slope;
         }
         packed[i / 2] = pack(p[0], p[1]);
       }
@@ -124,7 +127,7 @@ class Softmax {
   }
 
   const Smem& smem_;
-  const float scale_log2_;
+  const Scores scores_;
   const int column_;
   Span seen_[2];
 };

@@ -14,11 +14,11 @@ struct HeadDims {
   int64_t qk, v;
 };
 
-// Half of the configurations have no term that changes scores, or sinks alone: those are what kernels of GPUs are made
-// for.
+// Half of the configurations have no term that changes scores, or those that kernels of GPUs are made for.
 void draw_scores(Random& r, Case& c) {
   if (r.chance(0.5)) {
-    if (r.chance(0.4)) c.sinks = r.pick<std::string>({"normal", "mixed"});
+    if (r.chance(0.3)) c.sinks = r.pick<std::string>({"normal", "mixed"});
+    if (r.chance(0.3)) c.softcap = r.pick<double>({3, 30});
     return;
   }
   if (r.chance(0.4)) c.softcap = r.pick<double>({3, 30});

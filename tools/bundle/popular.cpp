@@ -430,13 +430,13 @@ std::vector<PopularModel> read_models(const std::string& directory) {
   return models;
 }
 
-// Fine-tuning: bf16 prompts with plain scores, and with sinks.
+// Fine-tuning in bf16: plain scores, sinks, the softcap of Gemma 2.
 void add_backward(const PopularModel& m, Kernels& kernels) {
-  cuda::backward::Config c;
-  c.head_dim_qk = static_cast<int>(m.head_dim_qk), c.head_dim_v = static_cast<int>(m.head_dim_v);
-  c.dtype = ATTUNE_BFLOAT16, c.dq_tiles = 1, c.with_dkv = true;
-  for (const bool sinks : {false, true}) {
-    c.with_sinks = c.with_dsinks = sinks && m.sinks;
+  cuda::backward::Config c{static_cast<int>(m.head_dim_qk), static_cast<int>(m.head_dim_v), ATTUNE_BFLOAT16};
+  c.dq_tiles = 1, c.with_dkv = true;
+  for (const bool more : {false, true}) {
+    c.with_sinks = c.with_dsinks = more && m.sinks;
+    c.score = more && m.head_dim_qk == 128 ? static_cast<unsigned>(use::kSoftcap) : 0;
     for (const cuda::backward::Launch& launch : cuda::backward::launches(c)) add(launch.kernel, kernels);
   }
 }

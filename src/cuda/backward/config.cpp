@@ -86,24 +86,24 @@ KernelSpec Config::row_stats_kernel() const {
           0};
 }
 KernelSpec Config::gradients_kernel() const {
-  return {
-      "backward/gradients.cu",
-      "attune_backward_gradients",
-      {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
-       define("ATTUNE_WITH_DQ", with_dq() ? 1 : 0), define("ATTUNE_Q_STAGES", q_stages()),
-       define("ATTUNE_DOUT_STAGES", dout_stages()), define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
-      shared_bytes()};
+  return {"backward/gradients.cu",
+          "attune_backward_gradients",
+          {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk),
+           define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_WITH_DQ", with_dq() ? 1 : 0),
+           define("ATTUNE_Q_STAGES", q_stages()), define("ATTUNE_DOUT_STAGES", dout_stages()),
+           define("ATTUNE_SCORE", score), define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
+          shared_bytes()};
 }
 KernelSpec Config::store_dq_kernel() const {
   return {"backward/store_dq.cu", "attune_backward_store_dq", {define("ATTUNE_HEAD_DIM_QK", head_dim_qk)}, 0};
 }
 KernelSpec Config::recompute_kernel(bool of_keys) const {
-  return {
-      "backward/recompute.cu",
-      "attune_backward_recompute",
-      {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
-       define("ATTUNE_OF_KEYS", of_keys ? 1 : 0), define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
-      0};
+  return {"backward/recompute.cu",
+          "attune_backward_recompute",
+          {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk),
+           define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_OF_KEYS", of_keys ? 1 : 0),
+           define("ATTUNE_SCORE", score), define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
+          0};
 }
 KernelSpec Config::sum_sinks_kernel() const { return {"backward/sum_sinks.cu", "attune_backward_sum_sinks", {}, 0}; }
 
@@ -142,6 +142,7 @@ Config choose_config(const BackwardProblem& p) {
   c.stats_stride = round_up(f.total_q + f.batch + kRows, 2);
   if (p.dq) c.dq_tiles = f.total_q / kernels::kBackwardTile + f.batch;
   c.with_dkv = p.dk || p.dv;
+  if (f.softcap > 0) c.score |= use::kSoftcap;
   c.with_sinks = static_cast<bool>(f.sinks), c.with_dsinks = static_cast<bool>(p.dsinks);
   c.with_dlse = static_cast<bool>(p.dlse);
   if (c.with_dsinks) c.sink_tiles = f.total_q / kRows + f.batch;

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scores in base 2 of products <q, k>, and how fast they grow with them.
+#pragma once
+
+#include "backward/rows.cuh"
+#include "common/kinds.h"
+#include "common/softcap.cuh"
+
+namespace attune::backward {
+
+constexpr bool kSoftcap = (ATTUNE_SCORE & use::kSoftcap) != 0;
+
+struct Score {
+  float value;
+  float slope;  // 1 - (value / cap)^2; without a softcap 1
+};
+
+// unit: from a product to a score; with a softcap to y = x / cap, whose score is level tanh(y).
+struct Scores {
+  float unit, level;
+
+  __device__ __forceinline__ explicit Scores(const BackwardParams& p)
+      : unit(p.scale * (kSoftcap ? p.cap_inverse : common::kLog2e)), level(kSoftcap ? p.cap_level : 0.0f) {}
+
+  // With r = 1 / (1 + e^2|y|) the slope, 1 - tanh(y)^2, is 4 r (1 - r), which keeps its bits where it is small. r is
+  // computed once, for tanh too.
+  __device__ __forceinline__ Score of(float product) const {
+    const float y = product * unit;
+    if constexpr (!kSoftcap) return {y, 1.0f};
+    const float size = fabsf(y);
+    const float r = ptx::reciprocal_approx(1.0f + ptx::exp2_approx(size * (2 * common::kLog2e)));
+    return {copysignf(common::capped_score(size, level), y), fmaf(-4.0f * r, r, 4.0f * r)};
+  }
+};
+
+}  // namespace attune::backward
