@@ -4,6 +4,7 @@
 # imported, compute-sanitizer over cases of every kernel, then, alone, the benchmarks. Needs only what ./dev build has left in build/release.
 # usage: tools/gpu_suite.sh [OUT]    logs and timings go to OUT (build/gpu)
 # FILTER: gtest's filter (Cuda*). SHARDS: processes (8). BENCH: a regular expression of cases to time; - for none.
+# ARCHS: architectures as which the case table runs too, by ATTUNE_ARCH, e.g. "sm_80 sm_86 sm_89" (none).
 # STRESS: seconds of random batches, in as many processes, each with a seed of its own (60).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
@@ -29,6 +30,9 @@ start() { # NAME COMMAND...: in the background, its output to OUT/NAME.log
 
 for ((i = 0; i < shards; ++i)); do
   start "tests_$i" env GTEST_TOTAL_SHARDS="$shards" GTEST_SHARD_INDEX="$i" "$tests" --gtest_filter="${FILTER:-Cuda*}"
+done
+for arch in ${ARCHS:-}; do
+  start "check_$arch" env ATTUNE_ARCH="$arch" "$attune" check --device cuda:0
 done
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck synccheck initcheck racecheck; do

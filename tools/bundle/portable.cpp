@@ -96,11 +96,11 @@ std::vector<ManifestEntry> portable_kernels() {
     const Problem p = make_problem(a, Data::kOptional);
     const cuda::decode::Config c = cuda::decode::choose_config(p, cuda::decode::device_shape(to, kSms));
     add(c.main_kernel(), cuda::target_of(to));
-    add(c.schedule_kernel(), cuda::target_of(to));
+    if (&to == &cuda::kArchitectures[0]) add(c.schedule_kernel(), cuda::target_of(to));
   };
   const cuda::Architecture& oldest = cuda::kArchitectures[0];
   for (const attune_dtype cache : {ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, ATTUNE_INT8})
-    for (const bool appends : {false, true}) add_step(step(ATTUNE_BFLOAT16, cache, appends), oldest);
+    add_step(step(ATTUNE_BFLOAT16, cache, cache == ATTUNE_FLOAT8_E4M3), oldest);
   for (const char* name : {"sm_86", "sm_89", "sm_100", "sm_120"})
     add_step(step(ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, false), *cuda::find_architecture(name));
   for (const char* name : {"sm_80", "sm_120"}) {
@@ -108,10 +108,8 @@ std::vector<ManifestEntry> portable_kernels() {
     add(cuda::prefill_mma::choose_config(p).kernel(), cuda::target_of(*cuda::find_architecture(name)));
   }
   const cuda::Target target = cuda::target_of(oldest);
-  for (const attune_dtype cache : {ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3}) {
-    for (const attune_cache_op_kind kind : {ATTUNE_CACHE_QUANTIZE, ATTUNE_CACHE_DEQUANTIZE})
-      add(cuda::kernel_of(make_cache_op(cache_op(ATTUNE_BFLOAT16, cache, kind))), target);
-  }
+  for (const attune_cache_op_kind kind : {ATTUNE_CACHE_QUANTIZE, ATTUNE_CACHE_DEQUANTIZE})
+    add(cuda::kernel_of(make_cache_op(cache_op(ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, kind))), target);
   for (const cuda::ops::Entry entry : {cuda::ops::Entry::kStore, cuda::ops::Entry::kFetch}) {
     cuda::ops::Config packed;
     packed.entry = entry, packed.format = 656, packed.width = 8, packed.row_type = ATTUNE_BFLOAT16;

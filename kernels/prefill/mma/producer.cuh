@@ -51,11 +51,44 @@ __device__ __forceinline__ bool find_row(const WorkTileParams& p, const WorkTile
   return true;
 }
 
+// Rows of a tile a fixed stride apart: dense ones, or those of one page.
+template <bool kValues>
+__device__ __forceinline__ void copy_rows(const Tile& tile, const char* first, long long stride, bool exists,
+                                          unsigned to) {
+  constexpr int kHeadDim = kValues ? Config::kHeadDimV : Config::kHeadDimQk, kChunks = kernels::mma_chunks(kHeadDim);
+  constexpr int kStep = Config::kThreads / kChunks;  // rows at a time
+  using Layout = common::RowLayout<kChunks>;
+  const int row = static_cast<int>(threadIdx.x) / kChunks, chunk = static_cast<int>(threadIdx.x) % kChunks;
+  const unsigned before = tile.low - tile.start, count = exists && chunk < kHeadDim / 8 ? tile.high - tile.low : 0;
+  const char* from = first + row * stride + chunk * 16;
+  const unsigned at = to + Layout::offset(row, chunk);
+#pragma unroll
+  for (int i = 0; i < Config::kKeys; i += kStep, from += kStep * stride)
+    ptx::copy_async<16>(Layout::rows_down(at, i), from, row + i - before < count ? 16 : 0);
+}
+
 template <bool kValues>
 __device__ __forceinline__ void copy_tile(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
                                           unsigned to) {
   constexpr int kHeadDim = kValues ? Config::kHeadDimV : Config::kHeadDimQk, kChunks = kernels::mma_chunks(kHeadDim);
   using Layout = common::RowLayout<kChunks>;
+  if constexpr (Layout::kSwizzled) {
+    const kernels::KvPlane& plane = kValues ? p.v : p.k;
+    const kernels::NewRows& rows = kValues ? p.new_v : p.new_k;
+    if (!Config::kCached || !tile.cached) {
+      const long long row = t.batch * rows.batch_stride + (t.kv_row + tile.start - t.num_cached) * rows.row_stride,
+                      first = row + kv_head * rows.head_stride;
+      return copy_rows<kValues>(tile, rows.data + first * 2, rows.row_stride * 2, true, to);
+    }
+    // Cached tiles begin at multiples of their keys.
+    if (p.paged == 0 || (p.page_shift >= 0 && 1 << p.page_shift >= Config::kKeys)) {
+      const common::Slot s = common::find_slot(p, t.batch, tile.start, kValues);
+      const bool exists = common::is_there(p, s.page);
+      const char* const page = plane.data + (exists ? s.page : 0) * plane.page_stride;
+      return copy_rows<kValues>(tile, page + s.slot * plane.slot_stride + kv_head * plane.head_stride,
+                                plane.slot_stride, exists, to);
+    }
+  }
 #pragma unroll 2
   for (int i = threadIdx.x; i < Config::kKeys * kChunks; i += Config::kThreads) {
     const char* from;
