@@ -14,9 +14,9 @@
 
 namespace attune::backward {
 
-// The descriptor of a warpgroup's keys in V.
-__device__ __forceinline__ ptx::Descriptor values_of(const Smem& smem, int group) {
-  unsigned at[1] = {smem.v() + group * (64 * 128)};
+// The descriptor of a warpgroup's keys in K or V.
+__device__ __forceinline__ ptx::Descriptor keys_of(unsigned rows, int group) {
+  unsigned at[1] = {rows + group * (64 * 128)};
   if constexpr (kSoftcap) ptx::pin(at);  // made anew in each step: there are no registers for what derives from it
   return ptx::uniform(ptx::descriptor_k_major(at[0]));
 }
@@ -29,8 +29,7 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
   const Scores softmax(p, smem, work, work.begin + 64 * group + row_of_thread(), 0);
   ptx::wait_phase(smem.own_full(), 0);
   clear_keys_behind_the_last(smem, work);
-  const ptx::Descriptor k = ptx::uniform(ptx::descriptor_k_major(smem.k() + group * (64 * 128)));
-  const ptx::Descriptor v = values_of(smem, group);
+  const ptx::Descriptor k = keys_of(smem.k(), group), v = keys_of(smem.v(), group);
   float s[kScores], d[kScores], dq[Config::kDqRegisters];
   unsigned ds_regs[kScores / 2], p_regs[kScores / 2];
   common::PipelineState pipe;  // of q and of dout
@@ -42,7 +41,7 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
   for (int i = 0; i < steps; ++i) {
     ptx::wait_phase(smem.dout_full(pipe.stage), pipe.phase);
     clear_queries_behind_the_last(smem, work, step.row, pipe.stage, pipe.stage);
-    multiply<Config::kStepsV>(kSoftcap ? values_of(smem, group) : v, smem.dout(pipe.stage), d);
+    multiply<Config::kStepsV>(kSoftcap ? keys_of(smem.v(), group) : v, smem.dout(pipe.stage), d);
     const bool all_seen = softmax.all_seen(step.row);
     softmax.forward(all_seen, step.row, pipe.stage, s, p_regs);
     accumulate(smem.dout(pipe.stage), p_regs, a.v);
@@ -65,7 +64,7 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
     // S of the last step once more where there is no next one: ptxas serializes products that are under a condition.
     const bool is_last = i + 1 == steps;
     if (!is_last) ptx::wait_phase(smem.q_full(next.stage), next.phase);
-    multiply<Config::kStepsQk>(k, smem.q(is_last ? pipe.stage : next.stage), s);
+    multiply<Config::kStepsQk>(kSoftcap ? keys_of(smem.k(), group) : k, smem.q(is_last ? pipe.stage : next.stage), s);
     if constexpr (Config::kWithDq) {
       ptx::wgmma_wait<2>();
       ptx::pin(dq);

@@ -51,13 +51,17 @@ __device__ __forceinline__ void store_scores_transposed(unsigned to, int first, 
 __device__ __forceinline__ void store_dq_piece(unsigned to, int group, int piece,
                                                const float (&x)[Config::kDqRegisters]) {
   using Tile = Config::DqTile;
-  to += Tile::byte_of(group, row_of_thread(), 0) + static_cast<int>(threadIdx.x) % 4 * 8;
+  // Addresses as an XOR of one, which has byte_of()'s swizzle by the row, take fewer registers than one for each; but
+  // not beside the softcap's.
+  constexpr bool kByXor = Config::kWide || !kSoftcap;
+  const int row = row_of_thread();
+  to += (kByXor ? Tile::byte_of(group, row, 0) : 0) + static_cast<int>(threadIdx.x) % 4 * 8;
 #pragma unroll
   for (int j = 0; j < Tile::kChannels / 2; j += 2) {
-    const int from = piece * (Tile::kChannels / 2) + j, eight = j / 4, next_row = j / 2 % 2 * (8 * Tile::kChannels * 4);
-    // What byte_of() swizzles by the row, which `to` has already: fewer registers than an address for each.
-    const unsigned at = (to ^ eight % 4 * 32) + eight / 4 * 128;
-    ptx::store_shared_two(at + next_row, __float_as_uint(x[from]), __float_as_uint(x[from + 1]));
+    const int from = piece * (Tile::kChannels / 2) + j, eight = j / 4, next_row = j / 2 % 2 * 8;
+    const unsigned at = kByXor ? (to ^ eight % 4 * 32) + eight / 4 * 128 + next_row * (Tile::kChannels * 4)
+                               : to + Tile::byte_of(group, row + next_row, eight);
+    ptx::store_shared_two(at, __float_as_uint(x[from]), __float_as_uint(x[from + 1]));
   }
 }
 
