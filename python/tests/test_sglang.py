@@ -15,8 +15,8 @@ SGLANG = Contracts("sglang", "SGLang")
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory):
-    with SGLANG.start(tmp_path_factory) as runs:
-        yield runs
+    with SGLANG.start(tmp_path_factory.mktemp("sglang")) as running:
+        yield running
 
 
 @pytest.mark.parametrize("version", SGLANG.versions)

@@ -11,8 +11,8 @@ VLLM = Contracts("vllm", "vLLM")
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory):
-    with VLLM.start(tmp_path_factory) as runs:
-        yield runs
+    with VLLM.start(tmp_path_factory.mktemp("vllm")) as running:
+        yield running
 
 
 @pytest.mark.parametrize("version", VLLM.versions)

@@ -17,6 +17,7 @@ import attune.integrations.sglang as integration
 import reference
 from attune.integrations import _plans
 from attune.integrations.sglang.backend import AttuneBackend
+from attune.integrations.sglang.layers import _pages
 from attune.integrations.sglang.mla import AttuneMLABackend
 
 integration.register()
@@ -95,12 +96,18 @@ def test_layers_between_which_are_others():
     serve(Engine([{}, KINDS["softcap"]], page_size=4, between=3))
 
 
+def test_a_window_in_both_pools():
+    """They are of one kind, and share plans; their tables differ."""
+    serve(Engine([{"sliding_window_size": 6}, {"sliding_window_size": 6}] * 2, page_size=4, window_layers=(0, 3)))
+
+
 def test_caches_are_not_copied():
     engine = Engine([{}], page_size=4)
     engine.run({"a": 5})
     k, v = engine.pool.get_kv_buffer(0)
     cache = engine.backend._find(engine.layers[0]).cache()
     assert (cache.k.data_ptr(), cache.v.data_ptr()) == (k.data_ptr(), v.data_ptr()) and cache.k.shape[:2] == (120, 4)
+    assert _pages(k[:11], 4).shape[:2] == (2, 4)  # where slots are left behind the last page
 
 
 def test_verified_drafts():
@@ -169,6 +176,9 @@ def test_graphs(page_size, drafts):
     small.replay({"b": count, "d": count})
     engine.lengths["a"] = 2
     large.replay({"a": count})
+    engine.backend.init_cuda_graph_state(2, 2 * count)  # as where graphs are captured anew
+    assert not engine.backend._graphs
+    Graph(engine, 2).replay({"b": count, "c": count})
 
 
 def test_graphs_of_sinks_and_eight_bits():

@@ -165,3 +165,5 @@ def test_chunks_of_a_prefix_are_refused():
     k = torch.randn(5, 2, NOPE + ROPE)
     with pytest.raises(NotImplementedError, match="attune: chunked prefix cache=True is not covered.*: flashinfer"):
         engine.forward(engine.prompts[0], k, k, k[..., :V], batch, save_kv_cache=False)
+    with pytest.raises(NotImplementedError, match="attune: topk_indices='given' is not covered"):
+        engine.forward(engine.layers[0], *engine.inputs(5), batch, topk_indices=torch.zeros(5, 2))

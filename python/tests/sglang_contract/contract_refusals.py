@@ -119,6 +119,8 @@ def test_pools_that_are_refused(monkeypatch):
 
 def test_unknown_versions_are_named(monkeypatch):
     assert integration.unknown_version() is None
+    monkeypatch.setattr("sglang.version.__version__", "0.5.22.post1")
+    assert integration.unknown_version() is None
     monkeypatch.setattr("sglang.version.__version__", "0.5.99.post1")
     with pytest.raises(NotImplementedError, match="SGLang 0.5.99.post1 is not known to Attune: known are 0.5.22, 0.5.23"):
         Engine([{}])

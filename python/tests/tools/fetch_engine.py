@@ -33,7 +33,7 @@ def fetch_site(requirements, site):
     if stamp.exists() and stamp.read_text() == requirements.read_text():
         return
     shutil.rmtree(site, ignore_errors=True)
-    pip("install", "--no-deps", "--target", site, "-r", requirements)
+    pip("install", "--no-deps", "--no-compile", "--target", site, "-r", requirements)
     shutil.copy(requirements, stamp)
 
 

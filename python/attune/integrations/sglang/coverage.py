@@ -111,6 +111,7 @@ def check_kernels(impl: Attending, cache: attune.KVCache | None, device: torch.d
         except attune.Error as error:
             reason = str(error)
         if reason:
-            raise NotImplementedError(f"attune: no kernel on {device} takes num_heads={impl.num_heads}, num_kv_heads={impl.num_kv_heads}, "
-                                      f"head_dim={impl.head_size}, v_head_dim={impl.head_size_v}, dtype={impl.dtype}: {reason}; "
-                                      "nearest backend of SGLang that takes it: triton")
+            raise NotImplementedError(
+                f"attune: no kernel on {device} takes num_heads={impl.num_heads}, num_kv_heads={impl.num_kv_heads}, "
+                f"head_dim={impl.head_size}, v_head_dim={impl.head_size_v}, dtype={impl.dtype}: {reason}; "
+                "nearest backend of SGLang that takes it: triton")

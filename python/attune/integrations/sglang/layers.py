@@ -38,8 +38,8 @@ class Layer:
     def _kind(self) -> str:
         sinks = self.arrays.get("sinks")
         scaled = self._layer.k_scale is not None
-        return repr((type(self).__name__, self.num_heads, self.num_kv_heads, self.head_size, self.head_size_v, self.dtype,
-                     self.in_window_pool, scaled, None if sinks is None else sinks.dtype, self.fields))
+        return repr((type(self).__name__, self.num_heads, self.num_kv_heads, self.head_size, self.head_size_v, self.dtype, scaled,
+                     None if sinks is None else sinks.dtype, self.fields))
 
     def take_sinks(self, sinks: torch.Tensor) -> None:
         """sinks [num_heads], that come with the first call."""
