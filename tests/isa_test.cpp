@@ -2,6 +2,8 @@
 // Every instruction set of this binary against the oracle, whatever the best of this machine is. A set that the machine
 // lacks is a skipped test, which ctest and .ci/run report. `./dev test` builds this file with gcc and with clang.
 #include <algorithm>
+#include <fstream>
+#include <sstream>
 
 #include "cpu/kernels.h"
 #include "support.h"
@@ -50,6 +52,33 @@ TEST_P(InstructionSet, MatchesTheOracle) {
   EXPECT_GT(ran, 100u);
   EXPECT_TRUE(cpu::force_isa(nullptr));
 }
+
+#if defined(__x86_64__) && defined(__linux__)
+// A machine that is not recognised runs the wrong set, several times slower, and every answer is right.
+TEST(InstructionSets, ThatRunHereAreThoseThatLinuxSees) {
+  std::ifstream file("/proc/cpuinfo");
+  std::vector<std::string> flags;
+  for (std::string line; flags.empty() && std::getline(file, line);) {
+    if (line.rfind("flags", 0) != 0) continue;
+    std::istringstream words(line);
+    for (std::string word; words >> word;) flags.push_back(word);
+  }
+  ASSERT_FALSE(flags.empty());
+  const auto has = [&](std::initializer_list<const char*> wanted) {
+    return std::all_of(wanted.begin(), wanted.end(),
+                       [&](const char* flag) { return std::find(flags.begin(), flags.end(), flag) != flags.end(); });
+  };
+  const bool avx2 = has({"avx2", "fma", "f16c", "bmi1", "bmi2"}),
+             avx3 = avx2 && has({"avx512f", "avx512vl", "avx512dq", "avx512bw"});
+  for (const cpu::BuiltIsa& isa : built_isas()) {
+    const std::string name = isa.name;
+    const bool avx512bf16 = avx3 && has({"avx512_bf16", "avx512vbmi"});
+    if (name == "AVX2" || name == "AVX3" || name == "AVX3+AVX512BF16") {
+      EXPECT_EQ(isa.runs_here, name == "AVX2" ? avx2 : name == "AVX3" ? avx3 : avx512bf16) << name;
+    }
+  }
+}
+#endif
 
 INSTANTIATE_TEST_SUITE_P(Built, InstructionSet, testing::Range(0, static_cast<int>(built_isas().size())),
                          [](const testing::TestParamInfo<int>& info) {

@@ -48,7 +48,7 @@ def test_roofline(tmp_path):
         assert "2 cases" in done.stdout and (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     cli = ROOT / "build/release/cli/attune"
     if cli.exists():  # and what the command writes today
-        subprocess.run([cli, "bench", "--reps", "1", "--no-check", "--filter", "decode_16k_b1", "--json", tmp_path / "real.json"],
+        subprocess.run([cli, "bench", "--device", "cpu", "--reps", "1", "--no-check", "--filter", "decode_16k_b1", "--json", tmp_path / "real.json"],
                        check=True, capture_output=True)
         done = run(ROOT / "examples/python/roofline.py", tmp_path / "real.json", tmp_path / "real.png")
         assert done.returncode == 0, done.stderr
@@ -56,7 +56,7 @@ def test_roofline(tmp_path):
 
 def samples():
     """(document:line, program, what it prints or None) of every ```python block; ```python fragment is no whole program."""
-    for document in (ROOT / "README.md", ROOT / "docs/python.md", ROOT / "docs/migration.md"):
+    for document in (ROOT / name for name in ("README.md", "docs/python.md", "docs/migration.md", "docs/install.md")):
         text = document.read_text()
         for found in re.finditer(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", text, re.M | re.S):
             yield pytest.param(found[1], found[2], id=f"{document.name}:{text[: found.start()].count(chr(10)) + 1}")

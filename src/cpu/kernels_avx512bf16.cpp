@@ -10,6 +10,8 @@ bool attune::cpu::use_avx512bf16(KernelTable* /*table*/) { return false; }
 
 #else
 
+#include <cpuid.h>
+
 ATTUNE_BEGIN_AVX512BF16
 namespace attune::cpu::avx512bf16 {
 namespace {
@@ -112,10 +114,21 @@ void softmax(const SoftmaxTile& t) {
   }
 }
 
+// By the CPU's own word: __builtin_cpu_supports asks the compiler's runtime, and zig's, which is in the wheels, knows
+// nothing. That the system keeps the registers follows from AVX3.
+bool has_avx512bf16() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  constexpr unsigned kVbmi = 1u << 1, kBf16 = 1u << 5;  // leaf 7: ECX, then EAX of its second part
+  const bool has_second_part = eax >= 1, has_vbmi = (ecx & kVbmi) != 0;
+  if (!has_second_part || !has_vbmi) return false;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & kBf16) != 0;
+}
+
 }  // namespace
 
 bool use_avx512bf16(KernelTable* table) {
-  if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512vbmi")) return false;
+  if (!has_avx512bf16()) return false;
   base_to_bf16 = table->to_bf16;
   base_softmax = table->softmax;
   table->native_bf16 = true;
