@@ -41,12 +41,13 @@ constexpr attune_indexer_kind kKinds[] = {ATTUNE_INDEXER_SCORES, ATTUNE_INDEXER_
 
 TEST_F(CudaIndexer, MatchesTheOracle) {
   const std::vector<cases::Case> list = table();
-  const int num_sms = require_device(kDevice).num_sms;
+  const DeviceInfo& device = require_device(kDevice);
   std::vector<KernelSpec> specs;
   for (const cases::Case& spec : list) {
     const cases::IndexerProblem problem(spec);
     for (const attune_indexer_kind kind : kKinds) {
-      for (KernelSpec& kernel : kernels_of(make_indexer(problem.host(kind), Data::kRequired), num_sms))
+      for (KernelSpec& kernel :
+           kernels_of(make_indexer(problem.host(kind), Data::kRequired), device.num_sms, device.target))
         specs.push_back(std::move(kernel));
     }
   }

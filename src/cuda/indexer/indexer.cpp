@@ -127,11 +127,11 @@ void run_indexer(const IndexerProblem& op, int32_t device, void* workspace, size
   Run(op, device, workspace, stream)();
 }
 
-std::vector<KernelSpec> kernels_of(const IndexerProblem& op, int num_sms) {
+std::vector<KernelSpec> kernels_of(const IndexerProblem& op, int num_sms, const Target& target) {
   std::vector<KernelSpec> list;
   if (op.cu) list.push_back(indexer::owners_kernel());
-  if (op.reads_keys()) list.push_back(indexer::choose_scores(op).kernel());
-  if (op.selects()) list.push_back(indexer::choose_select(op, indexer::make_layout(op).rows, num_sms).kernel());
+  if (op.reads_keys()) list.push_back(indexer::choose_scores(op, target).kernel());
+  if (op.selects()) list.push_back(indexer::choose_select(op, indexer::make_layout(op).rows, num_sms, target).kernel());
   return list;
 }
 

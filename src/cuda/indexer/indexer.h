@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/indexer.h"
+#include "cuda/architecture.h"
 #include "cuda/kernel.h"
 
 namespace attune::cuda {
@@ -19,6 +20,6 @@ size_t indexer_workspace_size(const IndexerProblem& op, int32_t device);
 void run_indexer(const IndexerProblem& op, int32_t device, void* workspace, size_t bytes, void* stream);
 
 // The kernels that the run would take on a device of so many multiprocessors, for warming and tests.
-std::vector<KernelSpec> kernels_of(const IndexerProblem& op, int num_sms);
+std::vector<KernelSpec> kernels_of(const IndexerProblem& op, int num_sms, const Target& target = {});
 
 }  // namespace attune::cuda
