@@ -156,6 +156,19 @@ TEST_F(EmulatedBackward, OfSoftcaps) {
     EXPECT_EQ(check(tests::make_case(row.with(members))), "") << members;
 }
 
+// Distances in both directions, of every query head of a block's keys and of slopes of each sequence.
+TEST_F(EmulatedBackward, OfAlibi) {
+  const cases::Row row(R"("name": "alibi", "heads": [4, 2], "dtype": "bf16", "causal": true, "alibi": 1,
+                          "seqlens_q": [140, 0, 1, 20], "seqlens_kv": [140, 5, 70, 12])");
+  for (const char* members :
+       {R"("head_dim": [64, 64], "backward": {"dlse": true})",
+        R"("head_dim": [136, 40], "backward": {}, "alibi": 2, "causal": false)",
+        R"("head_dim": [40, 24], "backward": {}, "alibi_negative": true, "window": [50, 9], "causal": false)",
+        R"("head_dim": [16, 40], "backward": {"dlse": true}, "sinks": "mixed", "softcap": 3, "dtype": "f16")",
+        R"("head_dim": [16, 16], "backward": {}, "plant": "nan_v", "alibi": 2)"})
+    EXPECT_EQ(check(tests::make_case(row.with(members))), "") << members;
+}
+
 // Rows of out may lie anywhere: no TMA copies them.
 TEST_F(EmulatedBackward, OfOutsThatTakeNoVectors) {
   for (const char* sinks : {R"("sinks": "mixed")", R"("causal": true)"}) {

@@ -17,7 +17,8 @@ namespace attune::backward {
 // The descriptor of a warpgroup's keys in V.
 __device__ __forceinline__ ptx::Descriptor values_of(const Smem& smem, int group) {
   unsigned at[1] = {smem.v() + group * (64 * 128)};
-  if constexpr (kSoftcap) ptx::pin(at);  // made anew in each step: there are no registers for what derives from it
+  if constexpr (kSoftcap || kAlibi)
+    ptx::pin(at);  // made anew in each step: there are no registers for what derives from it
   return ptx::uniform(ptx::descriptor_k_major(at[0]));
 }
 
@@ -42,9 +43,9 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
   for (int i = 0; i < steps; ++i) {
     ptx::wait_phase(smem.dout_full(dout.stage), dout.phase);
     clear_queries_behind_the_last(smem, work, step.row, q.stage, dout.stage);
-    multiply<Config::kStepsV>(kSoftcap ? values_of(smem, group) : v, smem.dout(dout.stage), d);
+    multiply<Config::kStepsV>(kSoftcap || kAlibi ? values_of(smem, group) : v, smem.dout(dout.stage), d);
     const bool all_seen = softmax.all_seen(step.row);
-    softmax.forward(all_seen, step.row, q.stage, s, p_regs);
+    softmax.forward(all_seen, step.row, q.stage, slope_of(p, work.batch, work.head * p.group + step.head), s, p_regs);
     accumulate(smem.dout(dout.stage), p_regs, a.v);
     ptx::wgmma_wait<1>();
     ptx::pin(d);
