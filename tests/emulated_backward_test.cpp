@@ -59,10 +59,13 @@ class EmulatedBackward : public tests::Emulated {
 
   static bool is_covered(const cases::Case& spec) {
     cases::BackwardProblem problem(spec);
-    cases::BackwardCall call = problem.host();
+    cases::BackwardCall call = problem.device();
     const attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kOptional);
     const Kernel& kernel = backward_kernel();
-    return kernel.coverage.difference(traits_of(p, call.attention)).empty() && backward::refusal(p).empty();
+    // Of odd strides a few fit, where there is one row. A plan takes them, a run refuses their address.
+    const bool lies_well = reinterpret_cast<uintptr_t>(p.forward.q.data) % 16 == 0;
+    return kernel.coverage.difference(traits_of(p, call.attention)).empty() && backward::refusal(p).empty() &&
+           lies_well;
   }
 
   // What is wrong with a case, or kNotCovered.
