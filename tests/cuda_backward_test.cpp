@@ -106,6 +106,7 @@ TEST_F(CudaBackward, RefusesWhatItCannotDo) {
   };
   EXPECT_EQ(why(R"("causal": true)"), "");
   EXPECT_EQ(why(R"("softcap": 3, "sinks": "normal")"), "");
+  EXPECT_EQ(why(R"("alibi": 1)"), "");
   EXPECT_EQ(why(R"("t5_buckets": 16)"),
             "no kernel covers this; the nearest is cuda_backward, which lacks score: T5 buckets");
   EXPECT_EQ(why(R"("strides": "odd")"),

@@ -14,10 +14,12 @@
 
 namespace attune::backward {
 
+// Operands are made anew in each step where there are no registers for what derives from them.
+constexpr bool kMadeAnew = kSoftcap || kAlibi;
 // The descriptor of a warpgroup's keys in K or V.
 __device__ __forceinline__ ptx::Descriptor keys_of(unsigned rows, int group) {
   unsigned at[1] = {rows + group * (64 * 128)};
-  if constexpr (kSoftcap) ptx::pin(at);  // made anew in each step: there are no registers for what derives from it
+  if constexpr (kMadeAnew) ptx::pin(at);
   return ptx::uniform(ptx::descriptor_k_major(at[0]));
 }
 
@@ -41,9 +43,10 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
   for (int i = 0; i < steps; ++i) {
     ptx::wait_phase(smem.dout_full(pipe.stage), pipe.phase);
     clear_queries_behind_the_last(smem, work, step.row, pipe.stage, pipe.stage);
-    multiply<Config::kStepsV>(kSoftcap ? keys_of(smem.v(), group) : v, smem.dout(pipe.stage), d);
+    multiply<Config::kStepsV>(kMadeAnew ? keys_of(smem.v(), group) : v, smem.dout(pipe.stage), d);
     const bool all_seen = softmax.all_seen(step.row);
-    softmax.forward(all_seen, step.row, pipe.stage, s, p_regs);
+    const float slope = slope_of(p, work.batch, work.head * p.group + step.head);
+    softmax.forward(all_seen, step.row, pipe.stage, slope, s, p_regs);
     accumulate(smem.dout(pipe.stage), p_regs, a.v);
     ptx::wgmma_wait<1>();
     ptx::pin(d);
@@ -64,7 +67,7 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
     // S of the last step once more where there is no next one: ptxas serializes products that are under a condition.
     const bool is_last = i + 1 == steps;
     if (!is_last) ptx::wait_phase(smem.q_full(next.stage), next.phase);
-    multiply<Config::kStepsQk>(kSoftcap ? keys_of(smem.k(), group) : k, smem.q(is_last ? pipe.stage : next.stage), s);
+    multiply<Config::kStepsQk>(kMadeAnew ? keys_of(smem.k(), group) : k, smem.q(is_last ? pipe.stage : next.stage), s);
     if constexpr (Config::kWithDq) {
       ptx::wgmma_wait<2>();
       ptx::pin(dq);

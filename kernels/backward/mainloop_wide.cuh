@@ -36,7 +36,7 @@ __device__ __forceinline__ void run_mainloop_wide(const BackwardParams& p, const
     clear_queries_behind_the_last(smem, work, step.row, q.stage, dout.stage);
     multiply<Config::kStepsV>(v, smem.dout(dout.stage) + queries, d);
     const bool all_seen = softmax.all_seen(step.row);
-    softmax.forward(all_seen, step.row, q.stage, s, packed);
+    softmax.forward(all_seen, step.row, q.stage, slope_of(p, work.batch, work.head * p.group + step.head), s, packed);
     if (i > 0) sync_math();
     store_scores(smem.p_transposed(), group * kQueries, packed);
     ptx::wgmma_wait<0>();

@@ -59,6 +59,10 @@ struct LaneRow {
 using RowX = LaneRow<kHeadDimQk>;
 using RowY = LaneRow<kHeadDimV>;
 
+struct Pair {
+  int row, key, head;
+};
+
 // Rows of one sequence.
 struct Rows {
   const BackwardParams& p;
@@ -86,8 +90,10 @@ struct Rows {
 
   // P and dS of a pair; false: the pair counts for nothing.
   __device__ __forceinline__ bool softmax(const RowX& q, const RowX& k, const RowY& dout, const RowY& v,
-                                          const RowStats& stats, float& probability, float& ds) const {
-    const Score score = Scores(p).of(q.dot(k));
+                                          const RowStats& stats, const Pair& pair, float& probability,
+                                          float& ds) const {
+    Score score = Scores(p).of(q.dot(k));
+    add_alibi(score, slope_of(p, b, pair.head), static_cast<float>(s.num_keys - s.num_q + pair.row - pair.key));
     if (stats.lse2 == ptx::infinity() || score.value == -ptx::infinity()) return false;
     const float a = ptx::exp2_approx(score.value - stats.lse2), share = share_of(stats);
     probability = a * share;
@@ -118,7 +124,8 @@ __device__ __forceinline__ void recompute_query(const Rows& rows, int row, int h
   for (int key = keys.begin; key < keys.end; ++key) {
     const RowX k = rows.dense<RowX>(p.new_k, key, head / p.group);
     float probability, ds;
-    if (rows.softmax(q, k, dout, rows.dense<RowY>(p.new_v, key, head / p.group), stats, probability, ds)) dq.add(ds, k);
+    const RowY v = rows.dense<RowY>(p.new_v, key, head / p.group);
+    if (rows.softmax(q, k, dout, v, stats, {row, key, head}, probability, ds)) dq.add(ds, k);
   }
   dq.store(p.dq, at, p.scale);
 }
@@ -141,7 +148,7 @@ __device__ __forceinline__ void recompute_key(const Rows& rows, int key, int kv_
       const RowX q = rows.q(row, head);
       const RowY dout = rows.dout(row, head);
       float probability, ds;
-      if (!rows.softmax(q, k, dout, v, stats[row], probability, ds)) continue;
+      if (!rows.softmax(q, k, dout, v, stats[row], {row, key, head}, probability, ds)) continue;
       dk.add(ds, q);
       dv.add(probability, dout);
     }

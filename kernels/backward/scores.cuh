@@ -8,7 +8,7 @@
 
 namespace attune::backward {
 
-constexpr bool kSoftcap = (ATTUNE_SCORE & use::kSoftcap) != 0;
+constexpr bool kSoftcap = (ATTUNE_SCORE & use::kSoftcap) != 0, kAlibi = (ATTUNE_SCORE & use::kAlibi) != 0;
 
 struct Score {
   float value;
@@ -32,5 +32,15 @@ struct Scores {
     return {copysignf(common::capped_score(size, level), y), fmaf(-4.0f * r, r, 4.0f * r)};
   }
 };
+
+// The slope of ALiBi in base 2. 0 without.
+__device__ __forceinline__ float slope_of(const BackwardParams& p, int b, int head) {
+  if constexpr (!kAlibi) return 0.0f;
+  return p.alibi[b * p.alibi_batch_stride + head * p.alibi_head_stride] * common::kLog2e;
+}
+// Adds ALiBi. distance: from the key to the query.
+__device__ __forceinline__ void add_alibi(Score& score, float slope, float distance) {
+  if constexpr (kAlibi) score.value = fmaf(-slope, distance, score.value);
+}
 
 }  // namespace attune::backward

@@ -19,6 +19,7 @@ class Softmax {
       : smem_(smem), scores_(p), column_(column + static_cast<int>(threadIdx.x) % 4 * 2) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) seen_[h] = work.seen_by(p, key + 8 * h);
+    if constexpr (kAlibi) ahead_ = work.s.num_keys - work.s.num_q + column_ - key;
   }
 
   // Whether all scores of the warp count, of the tile that begins at query `row`.
@@ -29,11 +30,11 @@ class Softmax {
     return !__any_sync(0xffffffffu, !mine);
   }
   // s becomes the factor of dS, and packed P: the same, but for a softcap, whose slope the factor has, and for shares
-  // of sinks, which it has not. The stats of the tile are in `stage`.
-  __device__ __forceinline__ void forward(bool all_seen, int row, int stage, float (&s)[kScores],
+  // of sinks, which it has not. The stats of the tile are in `stage`. slope: of ALiBi.
+  __device__ __forceinline__ void forward(bool all_seen, int row, int stage, float slope, float (&s)[kScores],
                                           unsigned (&packed)[kScores / 2]) const {
-    if constexpr (kSinkShares || kSoftcap) {
-      make_factors_and_p(all_seen, row, stage, s, packed);
+    if constexpr (kSinkShares || kSoftcap || kAlibi) {
+      make_factors_and_p(all_seen, row, stage, slope, s, packed);
     } else {
       map(all_seen, row, stage, s,
           [&](int i, const RowStats& stats) { return ptx::exp2_approx(fmaf(s[i], scores_.unit, -stats.lse2)); });
@@ -98,8 +99,9 @@ class Softmax {
   }
 
   // Where P is not the factor of dS; pair by pair, as the registers have no room for both.
-  __device__ __forceinline__ void make_factors_and_p(bool all_seen, int row, int stage, float (&s)[kScores],
-                                                     unsigned (&packed)[kScores / 2]) const {
+  __device__ __forceinline__ void make_factors_and_p(bool all_seen, int row, int stage, float slope,
+                                                     float (&s)[kScores], unsigned (&packed)[kScores / 2]) const {
+    const float ahead = kAlibi ? static_cast<float>(row + ahead_) : 0.0f;
 #pragma unroll
     for (int j = 0; j < kScores; j += 4) {
       const RowStats stats[2] = {column_stats(j, stage), column_stats(j + 1, stage)};
@@ -108,7 +110,8 @@ class Softmax {
         float p[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const Score score = scores_.of(s[i + e]);
+          Score score = scores_.of(s[i + e]);
+          add_alibi(score, slope, ahead + static_cast<float>(i / 4 * 8 + e - i / 2 % 2 * 8));
           const float a = ptx::exp2_approx(score.value - stats[e].lse2);
           p[e] = a * share_of(stats[e]);
           s[i + e] = a * score.slope;
@@ -129,6 +132,7 @@ class Softmax {
   const Smem& smem_;
   const Scores scores_;
   const int column_;
+  int ahead_ = 0;  // with ALiBi: from register 0's key to the query of a tile's row 0 and that register
   Span seen_[2];
 };
 

@@ -19,6 +19,7 @@ void draw_scores(Random& r, Case& c) {
   if (r.chance(0.5)) {
     if (r.chance(0.3)) c.sinks = r.pick<std::string>({"normal", "mixed"});
     if (r.chance(0.3)) c.softcap = r.pick<double>({3, 30});
+    if (r.chance(0.2)) c.alibi = r.pick<int>({1, 2});
     return;
   }
   if (r.chance(0.4)) c.softcap = r.pick<double>({3, 30});

@@ -430,13 +430,13 @@ std::vector<PopularModel> read_models(const std::string& directory) {
   return models;
 }
 
-// Fine-tuning in bf16: plain scores, sinks, the softcap of Gemma 2.
+// Fine-tuning in bf16: plain scores, sinks, ALiBi, the softcap of Gemma 2.
 void add_backward(const PopularModel& m, Kernels& kernels) {
   cuda::backward::Config c{static_cast<int>(m.head_dim_qk), static_cast<int>(m.head_dim_v), ATTUNE_BFLOAT16};
   c.dq_tiles = 1, c.with_dkv = true;
   for (const bool more : {false, true}) {
     c.with_sinks = c.with_dsinks = more && m.sinks;
-    c.score = more && m.head_dim_qk == 128 ? static_cast<unsigned>(use::kSoftcap) : 0;
+    c.score = m.alibi ? use::kAlibi : more && m.head_dim_qk == 128 ? use::kSoftcap : 0u;
     for (const cuda::backward::Launch& launch : cuda::backward::launches(c)) add(launch.kernel, kernels);
   }
 }
@@ -446,7 +446,7 @@ std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& m
   for (const PopularModel& m : models) {
     if (m.latent) add_latent_rows(m, kernels);
     if (m.head_dim_v > kMostHeadDim || m.head_dim_qk > kMostHeadDim) continue;
-    if (!m.alibi && m.t5_buckets == 0 && m.softcap == 0 && m.head_dim_qk <= 128) add_backward(m, kernels);
+    if (m.t5_buckets == 0 && m.softcap == 0 && m.head_dim_qk <= 128) add_backward(m, kernels);
     add_prompt(codes_call(m, {ATTUNE_BFLOAT16, ATTUNE_BFLOAT16, 2, 512, 512}), kernels);
     // fp32 is for trying things out, with the commonest shapes.
     if (!m.alibi && m.t5_buckets == 0 && m.softcap == 0 && m.head_dim_qk == m.head_dim_v && m.head_dim_qk <= 128)

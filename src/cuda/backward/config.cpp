@@ -149,6 +149,7 @@ Config choose_config(const BackwardProblem& p) {
   if (p.dq) c.dq_tiles = f.total_q / c.tile() + f.batch;
   c.with_dkv = p.dk || p.dv;
   if (f.softcap > 0) c.score |= use::kSoftcap;
+  if (f.alibi) c.score |= use::kAlibi;
   c.with_sinks = static_cast<bool>(f.sinks), c.with_dsinks = static_cast<bool>(p.dsinks);
   c.with_dlse = static_cast<bool>(p.dlse);
   if (c.with_dsinks) c.sink_tiles = f.total_q / kRows + f.batch;
