@@ -238,7 +238,7 @@ void print_head(attune_device device, const std::optional<Ceilings>& ceilings, s
   }
   const std::string figures = on_cuda ? fmt::format("{:>11}{:>9}{:>9}{:>8}{:>8}{:>6}{:>8}", "median us", "p10", "p90",
                                                     "graphs", "GB/s", "peak", "TFLOP/s")
-                                      : fmt::format("{:>11}{:>9}{:>9}{:>5}{:>8}{:>6}{:>6}{:>5}", "median ms", "p10",
+                                      : fmt::format("{:>10}{:>9}{:>9}{:>5}{:>8}{:>6}{:>7}{:>5}", "median ms", "p10",
                                                     "p90", "runs", "GFLOP/s", "peak", "GB/s", "peak");
   fmt::print("{:<{}}{}\n", "case", std::min(width, kNameColumns), figures);
 }
@@ -260,7 +260,7 @@ void print_timing(const Timing& t, attune_device device, const std::optional<Cei
     return;
   }
   print_row(t.spec->name, width,
-            fmt::format("{:>11}{:>9}{:>9}{:>5}{:>8.1f}{:>6}{:>6.2f}{:>5}", milliseconds(t.median), milliseconds(t.p10),
+            fmt::format("{:>10}{:>9}{:>9}{:>5}{:>8.1f}{:>6}{:>7.2f}{:>5}", milliseconds(t.median), milliseconds(t.p10),
                         milliseconds(t.p90), t.runs, t.gflops(),
                         share(t.gflops(), ceilings ? ceilings->fma_gflops_all : 1), t.gbps(), read));
 }
