@@ -150,7 +150,8 @@ class Pass {
       slope = 1 - t * t;
       bend = 2 * std::fabs(t) * slope / a_.softcap;
     }
-    const double exponent = x_abs + std::fabs(row.lse) + row.sink_gap;
+    // A weight of 0 has no error, however large its exponent is.
+    const double exponent = a == 0 ? 0 : x_abs + std::fabs(row.lse) + row.sink_gap;
 
     const Product dp = product(row.dout, keys.v(j));
     Weight dz;
