@@ -29,27 +29,8 @@ TEST_F(CudaPrefill, MatchesTheOracle) {
   EXPECT_GT(check_all(list), picks_cases() ? 0 : 100);
 }
 
-// One shape a feature, long enough for several tiles, blocks of rows and tasks.
-TEST_F(CudaPrefill, LongerThanATile) {
-  std::vector<cases::Case> list;
-  int number = 0;
-  const cases::Row common(R"("heads": [6, 2], "dtype": "bf16", "seqlens_q": [300, 1, 129, 0, 17],
-      "seqlens_kv": [300, 260, 500, 20, 600])");
-  for (const char* kv :
-       {R"("kv": "dense")", R"("kv": "paged", "cache": {"page_size": 16})",
-        R"("kv": "paged", "cache": {"page_size": 64, "layout": "hnd"})", R"("kv": "paged", "cache": {"page_size": 3})",
-        R"("kv": "contiguous")", R"("kv": "paged", "cache": {"page_size": 32}, "new_tokens": true)"}) {
-    for (const char* dims : {R"("head_dim": [128, 128])", R"("head_dim": [64, 64])", R"("head_dim": [192, 128])",
-                             R"("head_dim": [256, 256])", R"("head_dim": [96, 80])"}) {
-      for (const char* mask : {R"("causal": true)", R"("causal": false)", R"("causal": true, "window": [200, 0])"}) {
-        for (const bool max_logits : {true, false}) {  // without them, maxima may be found late
-          const cases::Row row = common.set("name", cat("long ", number++)).set("max_logits", max_logits);
-          list.push_back(tests::make_case(row.with(dims).with(mask).with(kv)));
-        }
-      }
-    }
-  }
-  check_all_of(std::move(list), ByPrefill());
+TEST_F(CudaPrefill, LongerThanATile) {  // without max_logits, maxima may be found late
+  check_all_of(cases_longer_than_a_tile({true, false}), ByPrefill());
 }
 
 // Codes in x-packed pages, whose V comes in rows of 256 bytes, or of the tokens of a page that a box has.
