@@ -85,11 +85,6 @@ def _unused(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
             query.new_empty(0))
 
 
-def _without_zero_scale(query: torch.Tensor, scale: float | None) -> tuple[torch.Tensor, float | None]:
-    """The same scores where scale is 0, which in attune stands for the default."""
-    return (query * 0, None) if scale == 0 else (query, scale)
-
-
 def _fields(is_causal: bool, left: int | None, right: int | None, scale: float | None) -> dict[str, Any]:
     fields: dict[str, Any] = {"softmax_scale": scale, "causal": is_causal or right == 0}
     if left is not None and left >= 0:
@@ -123,7 +118,7 @@ def _forward_into(out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, val
     _check(query, dropout_p, return_debug_mask)
     if alibi_slopes is not None:
         _refuse("alibi_slopes", "given", "None")
-    query, scale = _without_zero_scale(query, scale)
+    query, scale = torch_sdpa.without_zero_scale(query, scale)
     fields = _fields(is_causal, window_size_left, window_size_right, scale)
     _add_sequences(fields, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, seqused_k, block_table, num_splits)
     lse = query.new_empty((*query.shape[:-3], query.shape[-2], query.shape[-3]), dtype=torch.float32)
@@ -157,7 +152,7 @@ def _backward(grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, va
               window_size_left: int | None = None, window_size_right: int | None = None) -> tuple[torch.Tensor, ...]:
     _check(query, dropout_p)
     no_scale = scale == 0
-    query, scale = _without_zero_scale(query, scale)
+    query, scale = torch_sdpa.without_zero_scale(query, scale)
     fields = _fields(is_causal, window_size_left, window_size_right, scale)
     if cum_seq_q is not None:
         fields.update(max_seqlen_q=int(max_q), max_seqlen_kv=int(max_k))
@@ -173,7 +168,7 @@ def _sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p
           return_debug_mask: bool = False, *, scale: float | None = None) -> tuple[Any, ...]:
     """Of CUDA, where causality is aligned to the last key."""
     _check(query, dropout_p, return_debug_mask)
-    used, scale = _without_zero_scale(query, scale)
+    used, scale = torch_sdpa.without_zero_scale(query, scale)
     q, k, v = (x.transpose(1, 2) for x in (used, key, value))
     out = _like(query, value.shape[-1])
     lse = query.new_empty(query.shape[:-1], dtype=torch.float32)
@@ -187,7 +182,7 @@ def _sdpa_backward(grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tenso
                    dropout_p: float, is_causal: bool, philox_seed: torch.Tensor, philox_offset: torch.Tensor, *,
                    scale: float | None = None) -> tuple[torch.Tensor, ...]:
     _check(query, dropout_p)
-    used, used_scale = _without_zero_scale(query, scale)
+    used, used_scale = torch_sdpa.without_zero_scale(query, scale)
     dout, out, lse, q, k, v = (x.transpose(1, 2) for x in (grad_out, out, logsumexp, used, key, value))
     dq, dk, dv = torch_masks.gradients(dout, out, lse, q, k, v, {"causal": is_causal, "softmax_scale": used_scale})
     if scale == 0:

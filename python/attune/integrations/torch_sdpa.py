@@ -47,7 +47,7 @@ def prepared(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tens
     """What `torch_masks.attend` takes for q, k, v [batch, heads, tokens, d]: keys that nobody sees may have gone, or be new."""
     batch, _, rows, _ = q.shape
     keys = k.shape[2]
-    fields: dict[str, Any] = {"softmax_scale": scale}
+    fields: dict[str, Any] = {}
     if lower_right or (upper_left and rows == keys):
         fields["causal"] = True
     elif upper_left and rows < keys:
@@ -55,8 +55,7 @@ def prepared(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tens
         k, v = k[:, :, :rows], v[:, :, :rows]  # nobody sees later ones
     elif upper_left:
         fields["window_right"] = rows - keys  # attune aligns the last query with the last key
-    if scale == 0:  # which in attune stands for the default
-        q, fields["softmax_scale"] = q * 0, None
+    q, fields["softmax_scale"] = without_zero_scale(q, scale)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if mask is None or 0 in (batch, rows, keys):  # where there is nothing no mask has a say
         return q, k, v, fields
@@ -67,6 +66,11 @@ def prepared(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tens
     else:
         q, k, v = torch_masks.with_bias(q, k, v, mask, fields)
     return q, k, v, fields
+
+
+def without_zero_scale(q: torch.Tensor, scale: float | None) -> tuple[torch.Tensor, float | None]:
+    """The same scores where scale is 0, which in attune stands for the default."""
+    return (q * 0, None) if scale == 0 else (q, scale)
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> None:
