@@ -18,9 +18,8 @@ struct alignas(8) RowStats {
   float lse2;   // the lse in base 2; infinity: the row sees nothing
   float delta;  // <dout, out> - dlse
 };
-// With a sink and dlse, of which lse is without the sink and P is not: a = 2^(score - lse2), P = a share, dS = a (share
-// dP
-// - delta).
+// With a sink and dlse, of which lse is without the sink and P is not: a = 2^(score - lse2), P = a share,
+// dS = a (share dP - delta).
 struct alignas(16) SinkRowStats {
   float lse2;
   float delta;  // share <dout, out> - dlse

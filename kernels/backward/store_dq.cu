@@ -49,10 +49,10 @@ struct TileOfDq {
   bool eights;
 
   __device__ __forceinline__ bool has(int row) const { return begin + row < s.num_q; }
-  // Whether anybody has added to a row. Else it may hold anything.
+  // Whether anybody has added to a row. Else nobody may have written there.
   __device__ __forceinline__ bool sees(int row) const {
     const Span keys = keys_of_query(p, s, begin + row);
-    return keys.begin < keys.end;
+    return has(row) && keys.begin < keys.end;
   }
   // Scales and stores eight channels of a row, which are 0 if it sees nothing. Returns whether they are finite.
   __device__ __forceinline__ bool store(int row, int channel, float (&x)[8]) const {
@@ -78,7 +78,9 @@ __device__ __forceinline__ bool store_rows(const TileOfDq& t) {
     if (!t.has(row) || channel >= kHeadDimQk) continue;
     const char* const from =
         t.sums + eight / Tile::kEights * Tile::kPieceFloats * 4 + Tile::byte_of(group, row, eight % Tile::kEights);
-    const float4 y = *reinterpret_cast<const float4*>(from), z = *reinterpret_cast<const float4*>(from + 16);
+    const bool any = t.sees(row);
+    const float4 y = any ? *reinterpret_cast<const float4*>(from) : float4{};
+    const float4 z = any ? *reinterpret_cast<const float4*>(from + 16) : float4{};
     float x[8] = {y.x, y.y, y.z, y.w, z.x, z.y, z.z, z.w};
     finite &= t.store(row, channel, x);
   }
@@ -91,9 +93,9 @@ __device__ __forceinline__ bool store_columns(const TileOfDq& t) {
   bool finite = true;
   for (int i = threadIdx.x; i < Tile::kQueries / 2 * kEights; i += kThreads) {
     const int pair = i % 4, channel = i / 4 % kEights * 8, eight = i / (4 * kEights), row = 8 * eight + 2 * pair;
-    float2 x[8];
+    float2 x[8] = {};
 #pragma unroll
-    for (int j = 0; j < 8; ++j)
+    for (int j = 0; j < 8 && (t.sees(row) || t.sees(row + 1)); ++j)
       x[j] = *reinterpret_cast<const float2*>(t.sums + Tile::byte_of(channel + j, eight) + 8 * pair);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
