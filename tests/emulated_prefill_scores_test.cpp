@@ -151,6 +151,33 @@ TEST_F(EmulatedPrefill, SoftcapOfGrowingScores) {
   }
 }
 
+// A tile's P are finite in fp32, and their sum is not: 2^127 and more above the row_max_ref of earlier tiles. O, which
+// sees P after it was scaled down, is finite. Some rows have equal scores.
+TEST_F(EmulatedPrefill, SumsOfFinitePThatAreInfinite) {
+  struct Scores {
+    const char* rest;
+    float low, high, slope;
+  };
+  const cases::Row common(R"("heads": [2, 1], "head_dim": [64, 64], "kv": "dense", "causal": true, "softmax_scale": 1,
+      "seqlens_q": [70], "seqlens_kv": [700], "lse": true)");
+  for (const Scores& x : {Scores{R"("dtype": "bf16")", 0, 87.5f, 0},
+                          {R"("dtype": "bf16")", 0, 88, 0},
+                          {R"("dtype": "bf16")", 0, 88.5f, 0},
+                          {R"("dtype": "f16", "sinks": "normal")", 0, 88, 0},
+                          {R"("dtype": "bf16", "alibi": 1)", 0, 88, 0x1p-20f},
+                          {R"("dtype": "bf16", "alibi": 1)", 0, 88, -0x1p-20f},
+                          {R"("dtype": "bf16", "softcap": 1000)", -300, -206, 0},
+                          {R"("dtype": "bf16", "seqlens_q": [2], "seqlens_kv": [2900], "heads": [8, 1])", 0, 88, 0}}) {
+    const auto edit = [&](const attune_attention& a) {
+      set_rows(a.q, [](int64_t row, int64_t) { return row % 3 == 2 ? 0.0f : 1.0f; });
+      set_rows(a.k, [&](int64_t row, int64_t) { return row / 128 == 2 && row % 5 == 0 ? x.high : x.low; });
+      for (int64_t h = 0; a.alibi_slopes.dtype != ATTUNE_DTYPE_NONE && h < a.alibi_slopes.shape[0]; ++h)
+        static_cast<float*>(a.alibi_slopes.data)[h * a.alibi_slopes.stride[0]] = x.slope;
+    };
+    EXPECT_EQ(run(tests::make_case(common.with(x.rest)), 1, edit), "") << x.rest << " " << x.high << " " << x.slope;
+  }
+}
+
 // Small scores except in half of a tile, where they are just inside, just outside or further outside of the two-term
 // polynomial's range, at one end: it returns to zero at -1.73 caps. Only one warp of one group, and one of a thread's
 // two rows, sees them, in the last tile of a split or in the one before.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recomputes rows with non-finite outputs. P is 0 where a row of the block may not see a key, but 0 times a NaN or
 // infinite V is NaN. Such rows are computed again key by key, from what they may see. This is slow, and needed only
-// where V has such values.
+// where V has such values, or where scores rise by more than fp32 holds from one key tile to the next.
 #pragma once
 
 #include "prefill/epilogue_store.cuh"
@@ -11,7 +11,8 @@ namespace attune::prefill {
 
 class NonfiniteRows {
  public:
-  // Finds the thread's rows with a non-finite output.
+  // Finds the thread's rows with a non-finite output, or a non-finite row_sum where O may be finite beside it: with a
+  // deferred max, P of one tile may be finite and its sum infinite; P in e4m3 is always finite.
   __device__ __forceinline__ explicit NonfiniteRows(const Rows& rows, const Accumulators& a) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -19,7 +20,8 @@ class NonfiniteRows {
 #pragma unroll
       for (int i = 0; i < Config::kChannels / 4; ++i)  // NaN where one is not finite
         probe[i % 4] = fmaf(a.o[i / 2 * 4 + 2 * h + i % 2], 0.0f, probe[i % 4]);
-      if constexpr (Config::kFp8) probe[0] = fmaf(a.row_sum[h], 0.0f, probe[0]);  // P in e4m3 is finite
+      if constexpr (Config::kFp8 || Config::kDeferredMax || Config::kDeferredMaxSoftcap)
+        probe[0] = fmaf(a.row_sum[h], 0.0f, probe[0]);
       nonfinite_[h] = rows.token[h] >= 0 && (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f;
     }
   }

@@ -9,6 +9,7 @@
 namespace attune::cases {
 
 constexpr double kBesideAttention = 0.2;  // share of batches beside attention
+constexpr double kSpread = 0.08;          // share of the batches of attention whose scores lie hundreds apart
 constexpr double kBackward = 0.15;        // and of its backward, of the others
 
 void draw_plain_cache(Random& r, Case& c) {
@@ -235,6 +236,9 @@ Case serving_case(uint64_t seed, uint64_t index, int configurations, int64_t bud
   } else {
     draw_lengths(r, c, kind, of_case);
   }
+  // Scores that rise from key tile to key tile by more than a P in fp32 holds.
+  Random data("serving data " + std::to_string(seed), index);
+  if (kind != Kind::kIndexer && c.data == "normal" && data.chance(kSpread)) c.data = "spread";
   return named(std::move(c));
 }
 
