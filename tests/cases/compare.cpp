@@ -167,8 +167,10 @@ oracle::BoundTerms bound_terms(const Problem& problem, attune_dtype weights) {
   // Half a step of e4m3's subnormal numbers, where the largest weight is 2^5 at least
   // (kernels/prefill/mainloop_fp8.cuh).
   terms.least = weights == ATTUNE_FLOAT8_E4M3 ? std::ldexp(1.0, -10 - 5) : 0.0;
-  // And of fp16's in cuda_mla, where it is 1 at least: values may be as small beside it.
-  if (compute_dtype(c) == ATTUNE_FLOAT16 && c.head_dim_v > 256) terms.least = std::ldexp(1.0, -25);
+  // And of fp16's, in which P over 8-bit caches is, too; the largest is 1 at least (docs/semantics.md).
+  const bool codes = c.has_cache() && element_size(c.cache_dtype()) == 1;
+  if (weights == ATTUNE_DTYPE_NONE && rounds && (compute_dtype(c) == ATTUNE_FLOAT16 || codes || grouped))
+    terms.least = std::ldexp(1.0, grouped ? -24 : -25);
   // The row sum may add up the rounded probabilities.
   terms.of_sum = rounds ? compute : 0.0;
   return terms;
