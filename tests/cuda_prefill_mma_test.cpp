@@ -18,7 +18,7 @@ class ByMma final : public CaseSubject {
   }
   std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
     if (!takes(a, p)) return {};
-    return {prefill_mma::choose_config(p).kernel()};
+    return {prefill_mma::choose_config(p, require_device(kDevice).shared_bytes_per_sm).kernel()};
   }
 
  private:

@@ -3,6 +3,8 @@
 // with poisoned memory.
 #include "cuda/prefill/mma.h"
 
+#include "cuda/architecture.h"
+
 #include <algorithm>
 
 #include "emulated.h"
@@ -16,7 +18,7 @@ constexpr uint64_t kRandomCases = 300;
 class EmulatedPrefillMma : public tests::Emulated {
  protected:
   // few_blocks: a block of the grid for each head takes all row blocks of all sequences.
-  static std::string run(const cases::Case& spec, bool few_blocks = false) {
+  static std::string run(const cases::Case& spec, const char* like = "sm_80", bool few_blocks = false) {
     const emulator::Capability ampere(80);
     cases::Problem problem(spec);
     problem.arena().upload();
@@ -24,14 +26,14 @@ class EmulatedPrefillMma : public tests::Emulated {
     const Problem p = make_problem(a, Data::kRequired);
     if (!prefill_mma_kernel().coverage.difference(traits_of(p, a)).empty() || !prefill_mma::refusal(p).empty())
       return tests::kNotCovered;
-    const prefill_mma::Config c = prefill_mma::choose_config(p);
+    const prefill_mma::Config c = prefill_mma::choose_config(p, find_architecture(like)->shared_per_sm);
     if (c.shared_bytes() > 99 * 1024) return cat(c.shared_bytes(), " bytes of shared memory");
     const cases::Expected expected = cases::evaluate(problem);
     prefill_mma::check_run(p, c);
     const kernels::WorkTileParams params = prefill_mma::to_params(p, c);
     const auto kernel = reinterpret_cast<void (*)(kernels::WorkTileParams)>(emulator::find_kernel(c.kernel()));
     auto grid = c.grid(p);
-    if (few_blocks) grid[0] = grid[2] = 1;
+    if (few_blocks) grid[1] = grid[2] = 1;
     try {
       if (p.batch > 0 && p.total_q > 0)
         emulator::run(emulator::Index{grid[0], grid[1], grid[2]}, prefill_mma::kThreads, [&] { kernel(params); });
@@ -41,8 +43,10 @@ class EmulatedPrefillMma : public tests::Emulated {
     return cases::compare(problem, expected, ATTUNE_DEVICE_CUDA).failure;
   }
   static void check(std::string_view common, std::initializer_list<const char*> rest, bool few_blocks = false) {
-    for (const char* more : rest)
-      EXPECT_EQ(run(tests::make_case(cases::Row(common).with(more)), few_blocks), "") << more;
+    for (const char* more : rest) {
+      for (const char* like : {"sm_80", "sm_86"})
+        EXPECT_EQ(run(tests::make_case(cases::Row(common).with(more)), like, few_blocks), "") << more << " " << like;
+    }
   }
 };
 

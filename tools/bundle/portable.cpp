@@ -105,7 +105,8 @@ std::vector<ManifestEntry> portable_kernels() {
     add_step(step(ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, false), *cuda::find_architecture(name));
   for (const char* name : {"sm_80", "sm_120"}) {
     const Problem p = make_problem(prompt(), Data::kOptional);
-    add(cuda::prefill_mma::choose_config(p).kernel(), cuda::target_of(*cuda::find_architecture(name)));
+    const cuda::Architecture& to = *cuda::find_architecture(name);
+    add(cuda::prefill_mma::choose_config(p, to.shared_per_sm).kernel(), cuda::target_of(to));
   }
   const cuda::Target target = cuda::target_of(oldest);
   for (const attune_cache_op_kind kind : {ATTUNE_CACHE_QUANTIZE, ATTUNE_CACHE_DEQUANTIZE})

@@ -22,8 +22,11 @@ struct Config {
   static constexpr int kBlocksQk = (kHeadDimQk + 15) / 16, kBlocksV = (kHeadDimV + 15) / 16;  // of 16 channels
   using LayoutK = common::RowLayout<kernels::mma_chunks(kHeadDimQk)>;  // of Q too
   using LayoutV = common::RowLayout<kernels::mma_chunks(kHeadDimV)>;
-  // P carries a factor of 2^kMaxOffset until the epilogue, as in decode: fp16 keeps the bits of small ones.
-  static constexpr int kMaxOffset = kType == common::kFloat16 ? 15 : 0;
+  // P may exceed 1 by this power of two before O is rescaled.
+  static constexpr float kRescaleThreshold = 8;
+  // P carries a factor of 2^kMaxOffset until the epilogue: fp16 drops numbers below 2^-25, so they start as high as its
+  // range allows.
+  static constexpr int kMaxOffset = kType == common::kFloat16 ? 7 : 0;
 
   static_assert(kType == common::kFloat16 || kType == common::kBFloat16, "16-bit rows");
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "rows are whole chunks");
@@ -34,7 +37,8 @@ struct SharedStorage {
   alignas(128) unsigned char q[Config::kRows * Config::LayoutK::kPitch];
   alignas(128) unsigned char k[Config::kKeys * Config::LayoutK::kPitch];
   alignas(128) unsigned char v[Config::kKeys * Config::LayoutV::kPitch];
-  WorkTile work;  // in registers it would push others out
+  WorkTile work;  // in registers these would push others out
+  int head, kv_head;
   // A bit for each key of the tile: its pages exist; half of its value has a number that is not finite.
   unsigned found[2], special[2][2];
 };

@@ -5,10 +5,12 @@
 #include "prefill/mma/rows.cuh"
 #include "ptx/math.cuh"
 #include "ptx/matrix.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
 
 namespace attune::prefill_mma {
 
+constexpr unsigned kAllKeys = 0xffffffffu;  // of half a tile
 constexpr int kM = Config::kRowTiles, kKeyTiles8 = Config::kKeys / 8;
 
 // The fragments of S, and of P: [row tile][eight keys][row h, key e as 2h + e].
@@ -16,8 +18,8 @@ using Scores = float[kM][kKeyTiles8][4];
 
 // A warp's running result.
 struct State {
-  float o[kM][2 * Config::kBlocksV][4];  // [row tile][eight channels]: relative to row_max
-  float row_max[kM][2], row_sum[kM][2];  // row_sum: of this thread's keys only
+  float o[kM][2 * Config::kBlocksV][4];      // [row tile][eight channels]: relative to row_max_ref
+  float row_max_ref[kM][2], row_sum[kM][2];  // in base 2; of this thread's keys only, relative to row_max_ref
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -28,7 +30,7 @@ struct State {
         for (int j = 0; j < 4; ++j) o[m][c][j] = 0;
       }
 #pragma unroll
-      for (int h = 0; h < 2; ++h) row_max[m][h] = -ptx::infinity(), row_sum[m][h] = 0;
+      for (int h = 0; h < 2; ++h) row_max_ref[m][h] = -ptx::infinity(), row_sum[m][h] = 0;
     }
   }
 };
@@ -68,6 +70,7 @@ __device__ __forceinline__ void multiply_qk(unsigned q, unsigned k, Scores& s) {
     }
   }
   const unsigned warp_q = q + threadIdx.x / 32 * (16 * kM * Layout::kPitch);
+  // Kept: else the address of each block of channels is held in a register of its own, over the whole loop.
   const unsigned lane_q = down_then_on<Layout>(warp_q), lane_k = on_then_down<Layout>(k);
 #pragma unroll
   for (int block = 0; block < Config::kBlocksQk; ++block) {
@@ -89,57 +92,94 @@ __device__ __forceinline__ void multiply_qk(unsigned q, unsigned k, Scores& s) {
   }
 }
 
-// Products to scores. masked: keys that rows do not see become -inf.
+// Products to scores; plain ones stay products where rows.scale says so. masked: keys that rows do not see become -inf.
 __device__ __forceinline__ void score_tile(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
                                            const Rows& rows, bool masked, const unsigned (&found)[2], Scores& s) {
   const int first = tile.start + static_cast<int>(threadIdx.x % 4) * 2;
+  const auto of_all = [&](const auto& change) {
 #pragma unroll
-  for (int m = 0; m < kM; ++m) {
+    for (int m = 0; m < kM; ++m) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int token = t.token_begin + Rows::row(m, h);
+      for (int h = 0; h < 2; ++h) {
+        const int token = t.token_begin + Rows::row(m, h);
 #pragma unroll
-      for (int n = 0; n < kKeyTiles8; ++n) {
+        for (int n = 0; n < kKeyTiles8; ++n) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = s[m][n][2 * h + e];
-          const int key = first + 8 * n + e;
-          x = rows.score(p, t, token, x, key);
-          if (!masked) continue;
-          const bool is_there = (found[n / 4] >> (key - tile.start) % 32 & 1) != 0;
-          if (!is_there || !rows.sees(p, t, token, key)) x = -ptx::infinity();
+          for (int e = 0; e < 2; ++e) change(s[m][n][2 * h + e], token, first + 8 * n + e, n);
         }
       }
+    }
+  };
+  if (!Rows::kPlain || rows.scales_first())
+    of_all([&](float& x, int token, int key, int) { x = rows.score(p, t, token, x, key); });
+  if (!masked) return;
+  if constexpr (Rows::kOneRange) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const KeySpan span = rows.seen_keys(p, t, t.token_begin + Rows::row(m, h), tile);
+        const int begin = span.begin - first, end = span.end - first;
+#pragma unroll
+        for (int n = 0; n < kKeyTiles8; ++n) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            if (8 * n + e < begin || 8 * n + e >= end) s[m][n][2 * h + e] = -ptx::infinity();
+          }
+        }
+      }
+    }
+    if ((found[0] & found[1]) == kAllKeys) return;
+  }
+  of_all([&](float& x, int token, int key, int n) {
+    const bool is_there = (found[n / 4] >> (key - tile.start) % 32 & 1) != 0;
+    if (!is_there || !(Rows::kOneRange || rows.sees(p, t, token, key))) x = -ptx::infinity();
+  });
+}
+
+// row_max_ref of the rows of tile m becomes their max where that is more than `threshold` above it.
+__device__ __forceinline__ void raise_row_max_ref(int m, const float (&row_max)[2], float threshold, State& state) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if (!(row_max[h] - state.row_max_ref[m][h] > threshold)) continue;
+    const float rescale = ptx::exp2_approx(state.row_max_ref[m][h] - row_max[h]);
+    state.row_max_ref[m][h] = row_max[h];
+    state.row_sum[m][h] *= rescale;
+#pragma unroll
+    for (int c = 0; c < 2 * Config::kBlocksV; ++c) {
+      state.o[m][c][2 * h] *= rescale;
+      state.o[m][c][2 * h + 1] *= rescale;
     }
   }
 }
 
-// Scores to P, rounded, as the A operands of P V: [row tile][16 keys]. row_sum adds the rounded P.
+// Scores to P, rounded, as the A operands of P V: [row tile][16 keys]. scale: of s, positive, to scores in base 2.
+// threshold: how far a max may be above row_max_ref; O and row_sum are rescaled only beyond it, which is rare after the
+// first tiles.
 using Weights = unsigned[kM][Config::kKeys / 16][4];
-__device__ __forceinline__ void softmax(Scores& s, Weights& weights, State& state) {
+__device__ __forceinline__ void softmax(float scale, float threshold, Scores& s, Weights& weights, State& state) {
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
+    float row_max[2];
+    bool raises = false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float largest = state.row_max[m][h];
+      float largest = fmaxf(s[m][0][2 * h], s[m][0][2 * h + 1]);
 #pragma unroll
-      for (int n = 0; n < kKeyTiles8; ++n) largest = fmaxf(largest, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
-      const float row_max = max_of_row(largest), row_max_ref = finite_row_max(row_max);
-      const float rescale = ptx::exp2_approx(state.row_max[m][h] - row_max_ref);
-      state.row_max[m][h] = row_max;
-      state.row_sum[m][h] *= rescale;
+      for (int n = 1; n < kKeyTiles8; ++n) largest = fmaxf(largest, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+      row_max[h] = scale * max_of_row(largest);
+      raises |= row_max[h] - state.row_max_ref[m][h] > threshold;
+    }
+    if (__any_sync(0xffffffffu, raises)) raise_row_max_ref(m, row_max, threshold, state);
 #pragma unroll
-      for (int c = 0; c < 2 * Config::kBlocksV; ++c) {
-        state.o[m][c][2 * h] *= rescale;
-        state.o[m][c][2 * h + 1] *= rescale;
-      }
+    for (int h = 0; h < 2; ++h) {
+      const float ref = finite_row_max(state.row_max_ref[m][h]) - Config::kMaxOffset;
 #pragma unroll
       for (int n = 0; n < kKeyTiles8; ++n) {
-        const float ref = row_max_ref - Config::kMaxOffset;
-        const unsigned rounded = common::pack<Config::kType>(ptx::exp2_approx(s[m][n][2 * h] - ref),
-                                                             ptx::exp2_approx(s[m][n][2 * h + 1] - ref));
-        state.row_sum[m][h] += common::low_half<Config::kType>(rounded) + common::high_half<Config::kType>(rounded);
-        weights[m][n / 2][n % 2 * 2 + h] = rounded;
+        const float x = ptx::exp2_approx(fmaf(s[m][n][2 * h], scale, -ref)),
+                    y = ptx::exp2_approx(fmaf(s[m][n][2 * h + 1], scale, -ref));
+        state.row_sum[m][h] += x + y;
+        weights[m][n / 2][n % 2 * 2 + h] = common::pack<Config::kType>(x, y);
       }
     }
   }
@@ -179,10 +219,13 @@ __device__ __forceinline__ unsigned without_special(unsigned pair) {
 // Where some rows do not see some keys, a NaN or infinity among these keys' values would be multiplied by P = 0. Adds
 // such numbers to the rows that do see them, and puts 0 in their place. Called by all threads of the block.
 __device__ __forceinline__ void take_special_values(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
-                                                 const Rows& rows, unsigned v, SharedStorage& shared, State& state) {
+                                                    const Rows& rows, const unsigned (&found)[2], unsigned v,
+                                                    SharedStorage& shared, State& state) {
   using Layout = Config::LayoutV;
   constexpr int kChunks = kernels::mma_chunks(Config::kHeadDimV), kHalf = kChunks / 2;
-  const int row = static_cast<int>(threadIdx.x) % Config::kKeys, half = static_cast<int>(threadIdx.x) / Config::kKeys;
+  // Kept: computed here, where it is rarely needed.
+  const int thread = static_cast<int>(ptx::kept(threadIdx.x)), row = thread % Config::kKeys,
+            half = thread / Config::kKeys;
   bool any = false;
   for (int chunk = half * kHalf; chunk < (half + 1) * kHalf; ++chunk) {
     unsigned x[4];
@@ -190,13 +233,14 @@ __device__ __forceinline__ void take_special_values(const WorkTileParams& p, con
     any = any || is_special(x[0]) || is_special(x[1]) || is_special(x[2]) || is_special(x[3]);
   }
   const unsigned word = __ballot_sync(0xffffffffu, any);
-  if (threadIdx.x % 32 == 0) shared.special[half][row / 32] = word;
+  if (thread % 32 == 0) shared.special[half][row / 32] = word;
   if (__syncthreads_or(any ? 1 : 0) == 0) return;
   const int pair = static_cast<int>(threadIdx.x % 4) * 4;  // bytes of this thread's channels within eight
 #pragma unroll 1
   for (int i = 0; i < Config::kKeys; ++i) {
     const int key = tile.start + i;
-    const unsigned bits = (shared.special[0][i / 32] | shared.special[1][i / 32]) & shared.found[i / 32];
+    const unsigned there = i < 32 ? found[0] : found[1];  // no array in local memory
+    const unsigned bits = (shared.special[0][i / 32] | shared.special[1][i / 32]) & there;
     if ((bits >> i % 32 & 1) == 0) continue;
 #pragma unroll
     for (int c = 0; c < 2 * Config::kBlocksV; ++c) {

@@ -19,15 +19,36 @@ __device__ __forceinline__ void copy_chunk(unsigned tile, int row, int chunk, co
   ptx::copy_async<16>(tile + Layout::offset(row, chunk), reads ? from + chunk * 16 : from, reads ? 16 : 0);
 }
 
+// kRows rows a fixed stride apart; those but first_row to first_row + count - 1 are not read, and become zeros.
+template <int kHeadDim, int kRows>
+__device__ __forceinline__ void copy_rows(const char* first, long long stride, unsigned first_row, unsigned count,
+                                          unsigned to) {
+  constexpr int kChunks = kernels::mma_chunks(kHeadDim), kStep = Config::kThreads / kChunks;  // rows at a time
+  using Layout = common::RowLayout<kChunks>;
+  const unsigned row = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;  // signs would take registers
+  if (chunk >= kHeadDim / 8) count = 0;
+  const char* from = first + row * stride + chunk * 16;
+  const unsigned at = to + Layout::offset(row, chunk);
+#pragma unroll
+  for (int i = 0; i < kRows; i += kStep, from += kStep * stride)
+    ptx::copy_async<16>(Layout::rows_down(at, i), from, row + i - first_row < count ? 16 : 0);
+}
+
 __device__ __forceinline__ void copy_queries(const WorkTileParams& p, const WorkTile& t, int head, unsigned to) {
   constexpr int kChunks = kernels::mma_chunks(Config::kHeadDimQk);
+  if constexpr (Config::LayoutK::kSwizzled) {
+    const long long first = common::row_offset(p, t.batch, t.q_begin, t.token_begin, head, p.q_batch_stride,
+                                               p.q_row_stride, p.q_head_stride);
+    copy_rows<Config::kHeadDimQk, Config::kRows>(p.q + first * 2, p.q_row_stride * 2, 0, t.num_tokens, to);
+  } else {
 #pragma unroll 2
-  for (int i = threadIdx.x; i < Config::kRows * kChunks; i += Config::kThreads) {
-    const int row = i / kChunks;
-    const bool there = row < t.num_tokens;
-    const long long at = common::row_offset(p, t.batch, t.q_begin, t.token_begin + (there ? row : 0), head,
-                                            p.q_batch_stride, p.q_row_stride, p.q_head_stride);
-    copy_chunk<Config::kHeadDimQk, Config::LayoutK>(to, row, i % kChunks, p.q + at * 2, there);
+      for (int i = threadIdx.x; i < Config::kRows * kChunks; i += Config::kThreads) {
+      const int row = i / kChunks;
+      const bool there = row < t.num_tokens;
+      const long long at = common::row_offset(p, t.batch, t.q_begin, t.token_begin + (there ? row : 0), head,
+                                              p.q_batch_stride, p.q_row_stride, p.q_head_stride);
+      copy_chunk<Config::kHeadDimQk, Config::LayoutK>(to, row, i % kChunks, p.q + at * 2, there);
+    }
   }
 }
 
@@ -51,22 +72,6 @@ __device__ __forceinline__ bool find_row(const WorkTileParams& p, const WorkTile
   return true;
 }
 
-// Rows of a tile a fixed stride apart: dense ones, or those of one page.
-template <bool kValues>
-__device__ __forceinline__ void copy_rows(const Tile& tile, const char* first, long long stride, bool exists,
-                                          unsigned to) {
-  constexpr int kHeadDim = kValues ? Config::kHeadDimV : Config::kHeadDimQk, kChunks = kernels::mma_chunks(kHeadDim);
-  constexpr int kStep = Config::kThreads / kChunks;  // rows at a time
-  using Layout = common::RowLayout<kChunks>;
-  const int row = static_cast<int>(threadIdx.x) / kChunks, chunk = static_cast<int>(threadIdx.x) % kChunks;
-  const unsigned before = tile.low - tile.start, count = exists && chunk < kHeadDim / 8 ? tile.high - tile.low : 0;
-  const char* from = first + row * stride + chunk * 16;
-  const unsigned at = to + Layout::offset(row, chunk);
-#pragma unroll
-  for (int i = 0; i < Config::kKeys; i += kStep, from += kStep * stride)
-    ptx::copy_async<16>(Layout::rows_down(at, i), from, row + i - before < count ? 16 : 0);
-}
-
 template <bool kValues>
 __device__ __forceinline__ void copy_tile(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
                                           unsigned to) {
@@ -78,15 +83,17 @@ __device__ __forceinline__ void copy_tile(const WorkTileParams& p, const WorkTil
     if (!Config::kCached || !tile.cached) {
       const long long row = t.batch * rows.batch_stride + (t.kv_row + tile.start - t.num_cached) * rows.row_stride,
                       first = row + kv_head * rows.head_stride;
-      return copy_rows<kValues>(tile, rows.data + first * 2, rows.row_stride * 2, true, to);
+      return copy_rows<kHeadDim, Config::kKeys>(rows.data + first * 2, rows.row_stride * 2, tile.low - tile.start,
+                                                tile.high - tile.low, to);
     }
     // Cached tiles begin at multiples of their keys.
     if (p.paged == 0 || (p.page_shift >= 0 && 1 << p.page_shift >= Config::kKeys)) {
       const common::Slot s = common::find_slot(p, t.batch, tile.start, kValues);
       const bool exists = common::is_there(p, s.page);
       const char* const page = plane.data + (exists ? s.page : 0) * plane.page_stride;
-      return copy_rows<kValues>(tile, page + s.slot * plane.slot_stride + kv_head * plane.head_stride,
-                                plane.slot_stride, exists, to);
+      return copy_rows<kHeadDim, Config::kKeys>(page + s.slot * plane.slot_stride + kv_head * plane.head_stride,
+                                                plane.slot_stride, tile.low - tile.start,
+                                                exists ? tile.high - tile.low : 0, to);
     }
   }
 #pragma unroll 2

@@ -13,7 +13,13 @@ namespace attune::prefill_mma {
 
 using scheduler::Tile;
 
+// Keys begin .. end - 1.
+struct KeySpan {
+  int begin, end;
+};
+
 struct Rows {
+  static constexpr bool kPlain = Config::kScore == 0;  // a score is a product, times a factor
   static constexpr bool kAnyAlibi = (Config::kScore & (use::kAlibi | use::kAlibiSqrt)) != 0;
   using KeyMask = common::KeyMask<Config::kMask>;
 
@@ -43,6 +49,16 @@ struct Rows {
            tile.high <= scheduler::end_visible(p, t.num_keys, position);
   }
 
+  // Whether a row sees one range of keys.
+  static constexpr bool kOneRange = !common::kMayHaveRanges && !KeyMask::kAny;
+  // Then: those of the tile, begin to end - 1.
+  __device__ __forceinline__ KeySpan seen_keys(const WorkTileParams& p, const WorkTile& t, int token,
+                                               const Tile& tile) const {
+    const int position = first_position + token;
+    return {max(scheduler::first_visible(p, position), tile.low),
+            min(scheduler::end_visible(p, t.num_keys, position), tile.high)};
+  }
+
   // Whether a row sees a key of the tile that is there. token: of the sequence.
   __device__ __forceinline__ bool sees(const WorkTileParams& p, const WorkTile& t, int token, int key) const {
     const int position = first_position + token;
@@ -54,6 +70,11 @@ struct Rows {
     if constexpr (KeyMask::kAny) seen = seen && token < t.num_q && key_mask.sees(p, token, head, key);
     return seen;
   }
+
+  // Products of a factor that is not positive are scaled before their max is taken, and before they are masked.
+  __device__ __forceinline__ bool scales_first() const { return !(factor > 0.0f); }
+  // What score_tile() leaves to the softmax.
+  __device__ __forceinline__ float scale() const { return kPlain && !scales_first() ? factor : 1.0f; }
 
   // x = <q, k>, to a score in base 2: softcap, ALiBi, biases.
   __device__ __forceinline__ float score(const WorkTileParams& p, const WorkTile& t, int token, float x,

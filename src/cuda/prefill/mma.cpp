@@ -9,6 +9,7 @@
 #include "cuda/attention/params.h"
 #include "cuda/attention/plan.h"
 #include "cuda/attention/tensor_maps.h"
+#include "cuda/device.h"
 #include "cuda/launch.h"
 #include "cuda/prefill/prefill.h"
 #include "prefill/mma/shared_bytes.h"
@@ -17,7 +18,8 @@ namespace attune::cuda {
 namespace prefill_mma {
 namespace {
 
-constexpr int64_t kMostGrid = 65535;  // blocks on the second and third axis
+constexpr int64_t kMostGrid = 65535;            // blocks on the second and third axis
+constexpr int64_t kReservedSharedBytes = 1024;  // of each block, by the system
 
 // The first array whose rows do not lie in whole chunks of 16 bytes.
 const char* misplaced_rows(const Problem& p) {
@@ -46,12 +48,12 @@ KernelSpec Config::kernel() const {
 }
 
 std::array<uint32_t, 3> Config::grid(const Problem& p) const {
-  return {static_cast<uint32_t>(std::max<int64_t>(1, ceil_div(p.max_seqlen_q, rows()))),
-          static_cast<uint32_t>(p.heads_q), static_cast<uint32_t>(std::min(p.batch, kMostGrid))};
+  const int64_t row_blocks = std::max<int64_t>(1, ceil_div(p.max_seqlen_q, rows()));
+  return {static_cast<uint32_t>(p.heads_q), static_cast<uint32_t>(std::min(p.batch, kMostGrid)),
+          static_cast<uint32_t>(std::min(row_blocks, kMostGrid))};
 }
 
 std::string refusal(const Problem& p) {
-  if (p.heads_q > kMostGrid) return cat("more than ", kMostGrid, " query heads");
   if (p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) return "head dims that are no multiples of 8";
   if ((p.dense_kv || p.new_tokens) && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype))
     return "q, k and v of different dtypes";
@@ -64,7 +66,7 @@ std::string refusal(const Problem& p) {
   return attention::table_refusal(p);
 }
 
-Config choose_config(const Problem& p) {
+Config choose_config(const Problem& p, int64_t shared_bytes_per_sm) {
   Config c;
   c.head_dim_qk = static_cast<int>(p.head_dim_qk);
   c.head_dim_v = static_cast<int>(p.head_dim_v);
@@ -75,11 +77,16 @@ Config choose_config(const Problem& p) {
   c.cached = static_cast<bool>(p.cache);
   c.dense = p.dense_kv || p.new_tokens;
   c.t5 = attention::t5_buckets(p);
-  // Registers of a thread hold S and O: 32 and head_dim_v / 2 numbers for each row tile.
-  const int64_t widest = std::max(p.head_dim_qk, p.head_dim_v);
-  c.row_tiles = widest <= 64 ? 2 : 1;
-  c.blocks_per_sm = widest <= 128 ? 2 : 1;
   c.keys = 64;
+  // Registers of a thread hold S and O: 32 and head_dim_v / 2 numbers for each row tile. Two row tiles read K and V
+  // half as often; two blocks keep the tensor cores busy while one waits.
+  const int64_t widest = std::max(p.head_dim_qk, p.head_dim_v);
+  const auto blocks_fit = [&](int blocks) {
+    return blocks * (static_cast<int64_t>(c.shared_bytes()) + kReservedSharedBytes) <= shared_bytes_per_sm;
+  };
+  c.row_tiles = 2;
+  if (widest > 128 || !blocks_fit(2)) c.row_tiles = 1;
+  c.blocks_per_sm = widest <= 64 ? 3 : 2;
   c.tokens_of_tile = c.rows();
   return c;
 }
@@ -106,7 +113,8 @@ using prefill_mma::Config;
 class Plan final : public KernelPlan {
  public:
   Plan(const Problem& p, int32_t device)
-      : config_(prefill_mma::choose_config(p)), kernel_(get_kernel(config_.kernel(), device)) {}
+      : config_(prefill_mma::choose_config(p, require_device(device).shared_bytes_per_sm)),
+        kernel_(get_kernel(config_.kernel(), device)) {}
 
   size_t workspace_size() const override { return 0; }
   std::string describe() const override {

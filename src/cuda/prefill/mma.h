@@ -29,7 +29,7 @@ struct Config : attention::WorkTiles {
   int rows() const { return 64 * row_tiles; }
   size_t shared_bytes() const;
   KernelSpec kernel() const;
-  // Row blocks, query heads, sequences.
+  // Query heads, sequences, row blocks.
   std::array<uint32_t, 3> grid(const Problem& p) const;
 };
 
@@ -37,7 +37,7 @@ inline constexpr unsigned kThreads = 128;
 
 // "" if the kernel takes the problem, else what it does not take, where the coverage row cannot say it.
 std::string refusal(const Problem& p);
-Config choose_config(const Problem& p);
+Config choose_config(const Problem& p, int64_t shared_bytes_per_sm);
 // Throws INVALID_ARGUMENT where a run has rows that the kernel does not take.
 void check_run(const Problem& p, const Config& c);
 kernels::WorkTileParams to_params(const Problem& p, const Config& c);
