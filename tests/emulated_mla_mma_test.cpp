@@ -87,8 +87,8 @@ TEST_F(EmulatedMlaMma, HiddenValuesThatAreNotFinite) {
         {R"("shared_kv": true, "seqlens_q": [4, 3], "seqlens_kv": [70, 4])",
          R"("cache": {"format": "mla_656"}, "seqlens_q": [4, 3], "seqlens_kv": [70, 4])",
          // Split along the keys.
-         R"("shared_kv": true, "seqlens_q": [1, 4], "seqlens_kv": [70, 600], "window": [295, 0], "max_logits": true)",
-         R"("shared_kv": true, "seqlens_q": [1, 4], "seqlens_kv": [70, 600], "window": [295, 0], "out_dtype": "f32")"});
+         R"("shared_kv": true, "seqlens_q": [1, 4], "seqlens_kv": [70, 400], "window": [195, 0], "max_logits": true)",
+         R"("shared_kv": true, "seqlens_q": [1, 4], "seqlens_kv": [70, 400], "window": [195, 0], "out_dtype": "f32")"});
   check(R"("head_dim": [576, 512], "shared_kv": true, "causal": true, "plant": "inf_v", "max_logits": true)",
         {R"("heads": [16, 1], "kv": "paged", "seqlens_q": [4, 3], "seqlens_kv": [70, 4])",
          R"("heads": [64, 1], "kv": "paged", "cache": {"page_size": 3}, "seqlens_q": [2], "seqlens_kv": [300])"});
@@ -152,7 +152,7 @@ TEST_F(EmulatedMlaMma, Tiles) {
   EXPECT_EQ(tile(R"("heads": [16, 1], "queries": "fixed", "seqlens_q": 2, "shared_kv": true)", "sm_80"), "32x32x3");
   EXPECT_EQ(tile(R"("heads": [128, 1], "shared_kv": true)", "sm_80"), "64x32x2");
   EXPECT_EQ(tile(R"("heads": [128, 1], "shared_kv": true)", "sm_89"), "32x16x3");
-  EXPECT_EQ(tile(R"("heads": [128, 1], "shared_kv": true)", "sm_100"), "64x32x4");
+  EXPECT_EQ(tile(R"("heads": [128, 1], "shared_kv": true)", "sm_100"), "64x32x3");
   EXPECT_EQ(tile(R"("heads": [128, 1], "cache": {"format": "mla_656"})", "sm_80"), "64x32x2");
   EXPECT_EQ(tile(R"("heads": [16, 1], "cache": {"format": "mla_656"})", "sm_120"), "16x32x2");
 }

@@ -16,6 +16,9 @@ struct MmaConfig {
   // Warps that have S: a row tile, and some keys, of each. The others wait.
   static constexpr int kKeyWarps = kWarps / kRowTiles < kKeys / 8 ? kWarps / kRowTiles : kKeys / 8;
   static constexpr int kKeyTiles = kKeys / 8 / kKeyWarps;  // of eight keys, of a warp
+  // With 64 rows two warps with the same keys sum two row tiles over half of the channels each, which reads a quarter
+  // less of shared memory, and exchange the other's row tile.
+  static constexpr int kPair = kRows == 64 ? 2 : 1;
   static constexpr int kLanes = kThreads / kKeys;          // threads that copy a row
   using Layout = common::RowLayout<ProblemConfig::kHeadDimQk / 8>;
   using LayoutP = common::RowLayout<kKeys / 8>;
@@ -37,7 +40,10 @@ struct MmaStorage {
   alignas(128) unsigned char tiles[MmaConfig::kTileBuffers][MmaConfig::kKeys][MmaConfig::Layout::kPitch];
   alignas(128) unsigned char codes[ProblemConfig::kDequant ? MmaConfig::kStages * MmaConfig::kKeys : 1]
                                   [ProblemConfig::kDequant ? MmaConfig::kPackedPitch : 16];
-  alignas(128) unsigned char p[MmaConfig::kRows][MmaConfig::LayoutP::kPitch];
+  union {
+    alignas(128) unsigned char p[MmaConfig::kRows][MmaConfig::LayoutP::kPitch];
+    float4 halves[MmaConfig::kPair == 2 ? MmaConfig::kWarps : 1][MmaConfig::kKeyTiles][32];  // of S, for the other warp
+  };
   alignas(16) unsigned char is_there[MmaConfig::kStages][MmaConfig::kKeys];  // whether a key has a row
   float of_warps[MmaConfig::kKeyWarps][MmaConfig::kRows];  // a tile's row max; at the end the row sums
   float factor[MmaConfig::kRows];                          // of O: rescale; at the end that of the output

@@ -6,6 +6,7 @@
 #include "mla/mma/config.cuh"
 #include "mla/row_max.cuh"
 #include "ptx/async_copy.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/math.cuh"
 #include "ptx/matrix.cuh"
 #include "ptx/shared.cuh"
@@ -54,26 +55,9 @@ class MmaMainloop {
   // S of the tile, and its row max, for the other warps. start: the tile's first key.
   __device__ __forceinline__ void qk_gemm(unsigned tile, int stage, int start) {
     if (!has_scores()) return;
-    using Layout = MmaConfig::Layout;
-    float sums[2][MmaConfig::kKeyTiles][4] = {};  // every other block has its own: an mma waits for the one before
-    const unsigned q = down_then_on<Layout>(ptx::shared_address(shared_.q) + warp() % kM * 16 * Layout::kPitch),
-                   k = tile + Layout::offset(lane() % 8, lane() / 8) + first_key() * Layout::kPitch;
-#pragma unroll
-    for (int block = 0; block < ProblemConfig::kHeadDimQk / 16; block += 2) {
-      unsigned a[2][4];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) ptx::load_matrix_x4(a[j], Layout::chunks_on(q, 2 * (block + j)));
-#pragma unroll
-      for (int n = 0; n < MmaConfig::kKeyTiles; ++n) {
-        unsigned b[4];
-        ptx::load_matrix_x4(b, Layout::chunks_on(Layout::rows_down(k, 8 * n), 2 * block));
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const unsigned two[2] = {b[2 * j], b[2 * j + 1]};
-          common::mma<ProblemConfig::kType>(sums[j][n], a[j], two);
-        }
-      }
-    }
+    float sums[2][MmaConfig::kKeyTiles][4] = {};
+    multiply(tile, sums);
+    if constexpr (MmaConfig::kPair == 2) exchange_halves(sums);
     float largest[2] = {-ptx::infinity(), -ptx::infinity()};
 #pragma unroll
     for (int n = 0; n < MmaConfig::kKeyTiles; ++n) {
@@ -162,6 +146,63 @@ class MmaMainloop {
   }
 
  private:
+  // Q K^T as two sums: over every other block of channels, as an mma waits for the one before. In a pair of warps: of
+  // both row tiles, over the warp's half of the channels.
+  __device__ __forceinline__ void multiply(unsigned tile, float (&sums)[2][MmaConfig::kKeyTiles][4]) const {
+    using Layout = MmaConfig::Layout;
+    constexpr int kPair = MmaConfig::kPair, kBlocks = ProblemConfig::kHeadDimQk / 16 / kPair;
+    const int half = warp() % kPair;
+    const unsigned q = down_then_on<Layout>(ptx::shared_address(shared_.q) +
+                                            (warp() % kM - half) * 16 * Layout::kPitch + half * kBlocks * 32),
+                   k = tile + Layout::offset(lane() % 8, lane() / 8) + first_key() * Layout::kPitch +
+                       half * kBlocks * 32;
+#pragma unroll
+    for (int block = 0; block < kBlocks; block += 2) {
+      unsigned a[kPair][2][4];
+#pragma unroll
+      for (int m = 0; m < kPair; ++m) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j)
+          ptx::load_matrix_x4(a[m][j], Layout::chunks_on(Layout::rows_down(q, 16 * m), 2 * (block + j)));
+      }
+#pragma unroll
+      for (int n = 0; n < MmaConfig::kKeyTiles; ++n) {
+        unsigned b[4];
+        ptx::load_matrix_x4(b, Layout::chunks_on(Layout::rows_down(k, 8 * n), 2 * block));
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const unsigned two[2] = {b[2 * j], b[2 * j + 1]};
+#pragma unroll
+          for (int m = 0; m < kPair; ++m)
+            common::mma<ProblemConfig::kType>(sums[kPair == 2 ? m : j][n], a[m][j], two);
+        }
+      }
+    }
+  }
+  // Gives the other warp of the pair the sum of its row tile, and takes that of the own one.
+  __device__ __forceinline__ void exchange_halves(float (&sums)[2][MmaConfig::kKeyTiles][4]) const {
+    const int own = warp() % 2;
+    float4(&to)[MmaConfig::kKeyTiles][32] = shared_.halves[warp()];
+    const float4(&from)[MmaConfig::kKeyTiles][32] = shared_.halves[warp() ^ 1];
+#pragma unroll
+    for (int n = 0; n < MmaConfig::kKeyTiles; ++n) {
+      float given[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) given[j] = own == 0 ? sums[1][n][j] : sums[0][n][j];
+      to[n][lane()] = make_float4(given[0], given[1], given[2], given[3]);
+    }
+    ptx::named_barrier_sync(1 + warp() / 2, 64);
+#pragma unroll
+    for (int n = 0; n < MmaConfig::kKeyTiles; ++n) {
+      const float4 x = from[n][lane()];
+      const float taken[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (own == 1) sums[0][n][j] = sums[1][n][j];
+        sums[1][n][j] = taken[j];
+      }
+    }
+  }
   __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ __forceinline__ static int first_key() { return key_warp() * (8 * MmaConfig::kKeyTiles); }
