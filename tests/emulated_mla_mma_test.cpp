@@ -4,6 +4,7 @@
 #include "batch_of.h"
 #include "cuda/architecture.h"
 #include "emulated_mla.h"
+#include "spoilt_attention.h"
 
 namespace attune::cuda {
 namespace {
@@ -138,6 +139,31 @@ TEST_F(EmulatedMlaMma, FinishedSequences) {
         {R"("kv": "paged", "seqlens_kv": [70, 90, 9], "zero_finished": true)",
          R"("kv": "paged", "seqlens_kv": [70, 90, 9], "zero_finished": false)",
          R"("kv": "slots", "seqlens_q": [1, 2, 1], "zero_finished": true, "sparse": {"topk": 200})"});
+}
+
+// Every fifth case, as each producer meets some of them.
+TEST_F(EmulatedMlaMma, TablesThatMakeNoSense) {
+  const std::vector<tests::SpoiltCase> list = tests::spoilt_mla_cases();
+  for (size_t i = 0; i < list.size(); i += 5) {
+    cases::Problem problem(list[i].spec);
+    list[i].spoil(problem);
+    EXPECT_EQ(run(problem, i % 2 == 0 ? "sm_80" : "sm_86"), "") << list[i].spec.name;
+  }
+}
+
+// Rows of the output need not lie at multiples of 16 bytes.
+TEST_F(EmulatedMlaMma, OutputsAnywhere) {
+  const cases::Row common(R"("dtype": "bf16", "kv": "paged", "shared_kv": true, "head_dim": [576, 512],
+      "seqlens_kv": [300, 65], "causal": true, "max_logits": true)");
+  for (const char* more :
+       {R"("heads": [20, 1], "seqlens_q": [2, 3])", R"("heads": [16, 1], "out_dtype": "e4m3", "out_scale": true)"}) {
+    cases::Problem problem(tests::make_case(common.with(more)));
+    attune_tensor& out = problem.host().out;
+    const auto dtype = static_cast<attune_dtype>(out.dtype);
+    const auto size = static_cast<size_t>(cases::element_size(dtype));
+    out = problem.arena().add("out anywhere", dtype, {out.shape[0], out.shape[1], out.shape[2]}, {{}, {0, 5, 3}, size});
+    EXPECT_EQ(run(problem), "") << more;
+  }
 }
 
 // Rows, keys and stages follow from the rows that see the same keys and from the shared memory.
