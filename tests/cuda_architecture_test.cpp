@@ -21,7 +21,7 @@ using testing::HasSubstr;
 
 TEST(Architecture, FeaturesComeWithTheirCapability) {
   using namespace ptx;  // NOLINT: all features
-  constexpr unsigned kFp8 = kFp8Conversion | kFp8Mma, kHopper = kFp8 | kDependentLaunch | kClusters | kTma;
+  constexpr unsigned kFp8 = kFp8Conversion | kFp8Mma, kHopper = kFp8 | kPairMaximum | kDependentLaunch | kClusters | kTma;
   EXPECT_EQ(own_target(80).features, 0u);
   EXPECT_EQ(own_target(86).features, 0u);
   EXPECT_EQ(own_target(89).features, kFp8);
@@ -92,9 +92,7 @@ TEST(Architecture, GpusGetKernelsThatRunThere) {
         choose(kFloats, capability),
         "no kernel covers this; the nearest is cuda_prefill_fp32, which needs wgmma: compute capability 9.0, this is " +
             here);
-    EXPECT_EQ(
-        choose(kMla, capability),
-        "no kernel covers this; the nearest is cuda_mla, which needs wgmma: compute capability 9.0, this is " + here);
+    EXPECT_EQ(choose(kMla, capability), "cuda_mla_mma") << here;
   }
   EXPECT_EQ(choose(kStep, 90), "cuda_decode");
   EXPECT_EQ(choose(kChunk, 90), "cuda_prefill");

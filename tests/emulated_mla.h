@@ -25,14 +25,22 @@ class EmulatedMla : public tests::Emulated {
     return run(problem, layers, num_sms, most_blocks);
   }
   static std::string run(cases::Problem& problem, int layers = 1, int num_sms = kBlocks, int most_blocks = kBlocks) {
+    return run_config(problem, layers, [num_sms, most_blocks](const Problem& p) {
+      mla::Config c = mla::choose_config(p, num_sms);
+      c.blocks = std::min(c.blocks, most_blocks);
+      return c;
+    });
+  }
+  // choose: the configuration of a problem that MLA's kernels cover.
+  template <class Choose>
+  static std::string run_config(cases::Problem& problem, int layers, const Choose& choose) {
     problem.arena().upload();
     const attune_attention a = problem.device();
     const Problem given = make_problem(a, Data::kRequired);
     if (!mla_kernel().coverage.difference(traits_of(given, a)).empty() || !mla::refusal(given).empty())
       return tests::kNotCovered;
     const cases::Expected expected = cases::evaluate(problem);
-    mla::Config c = mla::choose_config(given, num_sms);
-    c.blocks = std::min(c.blocks, most_blocks);
+    const mla::Config c = choose(given);
     cases::Workspace workspace(cases::host_memory(), c.workspace_bytes() + attention::prologue_bytes(given));
     std::byte* const rows = static_cast<std::byte*>(workspace.buffer.device()) + c.workspace_bytes();
     const bool prepares = attention::has_prologue(given);

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an MLA kernel is compiled for, and the addresses in the shared memory of the M = 64 kernel.
+// What the kernels for Hopper are compiled for, and the addresses in the shared memory of the M = 64 kernel.
 #pragma once
 
-#include "common/cached_slot.cuh"
-#include "common/element.cuh"
-#include "common/mla_codec.cuh"
 #include "common/pipeline_state.cuh"
 #include "common/shared_view.cuh"
 #include "common/stamp.cuh"
+#include "mla/problem.cuh"
 #include "mla/shared_storage.h"
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
@@ -16,24 +14,12 @@
 #include "ptx/shared.cuh"
 #include "ptx/wgmma.cuh"
 #include "scheduler/tile_scheduler.cuh"
-#include "scheduler/work_tiles.cuh"
 
 namespace attune::mla {
 
-using common::kLog2e, common::PipelineState;
-using kernels::WorkTile;
-using kernels::WorkTileParams;
-using scheduler::Tile;
-using scheduler::tile_at;
+using common::PipelineState;
 
-struct Config {
-  static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = kernels::kMlaHeadDimV;
-  static constexpr int kType = ATTUNE_TYPE, kOutType = ATTUNE_OUT_TYPE;
-  static constexpr int kProducer = ATTUNE_LOADER;
-  static constexpr bool kSparse = ATTUNE_SPARSE != 0;
-  static constexpr bool kDense = ATTUNE_DENSE != 0;  // there are rows outside of a cache
-  static constexpr bool kTma = kProducer == kernels::kMlaTma, kGather = kProducer == kernels::kMlaGather,
-                        kDequant = kProducer >= kernels::kMlaDequant656;
+struct Config : ProblemConfig {
   static constexpr int kBlockM = kernels::kMlaBlockM, kBlockN = kernels::kMlaBlockN, kStages = kernels::kMlaStages;
   static constexpr int kChunks = kHeadDimQk / 64, kChunksV = kHeadDimV / 64;  // of 64 channels
   static constexpr int kChunkBytes = kernels::kMlaChunkBytes, kTileBytes = kChunks * kChunkBytes;
@@ -64,14 +50,8 @@ struct Config {
   static constexpr ptx::Type kMmaType = kType == common::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
 
   static_assert(kCluster == 1 || (kCluster == 2 && (kDequant || kTma)), "pairs of blocks share boxes or codes");
-  static_assert(kType == common::kBFloat16 || kType == common::kFloat16, "wgmma takes 16-bit elements here");
-  static_assert(kHeadDimQk == kHeadDimV || kHeadDimQk == kHeadDimV + 64, "channels beyond V's are one slice");
-  static_assert(!kDequant || kType == common::kBFloat16, "codes become bf16");
   static_assert(!(kSparse && kTma), "boxes hold neighbours");
 };
-
-// The cache's packed format, if it has one.
-using Packed = common::MlaRow<Config::kProducer == kernels::kMlaDequant584 ? 584 : 656>;
 
 // A tile's channels arrive, and are multiplied, in slices: slice 0 is what only K has (the rope channels), 1 to 4 are
 // the quarters of V.
@@ -124,11 +104,6 @@ class TileCounts {
  private:
   unsigned word_ = 0;
 };
-
-// The page of a slot or key.
-__device__ __forceinline__ int page_of(const kernels::RowPool& pool, int x) {
-  return kernels::divide(x, pool.by_page_size);
-}
 
 // Where a key's row begins, null if it has none; and the offset of its scales from there (MLA-584).
 struct RowAddress {

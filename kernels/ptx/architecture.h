@@ -10,11 +10,12 @@ namespace attune::ptx {
 enum Feature : unsigned {
   kFp8Conversion = 1,    // cvt between e4m3, e5m2 and fp16
   kFp8Mma = 2,           // mma.m16n8k32 of e4m3
-  kDependentLaunch = 4,  // griddepcontrol (PDL)
-  kClusters = 8,         // and DSMEM, st.async
-  kTma = 16,             // cp.async.bulk, tensor maps
-  kRegisterMoves = 32,   // setmaxnreg, in code for one architecture alone (sm_90a)
-  kWgmma = 64,           // likewise
+  kPairMaximum = 4,      // max of pairs of 16-bit integers
+  kDependentLaunch = 8,  // griddepcontrol (PDL)
+  kClusters = 16,        // and DSMEM, st.async
+  kTma = 32,             // cp.async.bulk, tensor maps
+  kRegisterMoves = 64,   // setmaxnreg, in code for one architecture alone (sm_90a)
+  kWgmma = 128,          // likewise
   kLastFeature = kWgmma
 };
 

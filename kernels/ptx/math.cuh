@@ -2,6 +2,8 @@
 // Approximate functions of one argument, with errors of about 2^-22: PTX ISA, "ex2", "lg2" and "rcp". And "max".
 #pragma once
 
+#include "ptx/architecture.h"
+
 namespace attune::ptx {
 
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
@@ -31,9 +33,13 @@ __device__ __forceinline__ float max_or_nan(float x, float y) {
 }
 // The maximum of each 16-bit half.
 __device__ __forceinline__ unsigned max_u16x2(unsigned x, unsigned y) {
-  unsigned d;
-  asm("max.u16x2 %0, %1, %2;" : "=r"(d) : "r"(x), "r"(y));
-  return d;
+  if constexpr (has(kPairMaximum)) {
+    unsigned d;
+    asm("max.u16x2 %0, %1, %2;" : "=r"(d) : "r"(x), "r"(y));
+    return d;
+  } else {
+    return max(x & 0xffffu, y & 0xffffu) | max(x >> 16, y >> 16) << 16;
+  }
 }
 
 }  // namespace attune::ptx

@@ -12,6 +12,7 @@ namespace {
 // In the order of ptx::Feature.
 constexpr const char* kFeatureNames[] = {"conversions of 8-bit floats",
                                          "e4m3 mma",
+                                         "max of pairs of integers",
                                          "programmatic dependent launch",
                                          "clusters",
                                          "TMA",

@@ -10,6 +10,7 @@
 #include "core/status.h"
 #include "cuda/decode/config.h"
 #include "cuda/indexer/config.h"
+#include "cuda/mla/config.h"
 #include "cuda/ops/config.h"
 #include "cuda/ops/ops.h"
 #include "cuda/prefill/mma.h"
@@ -56,6 +57,28 @@ attune_attention prompt() {
   attune_attention_init(&a, sizeof(a));
   a.q = a.out = tensor(ATTUNE_BFLOAT16, {kBatch, kPageSize, kHeadsQ, kHeadDim});
   a.k = a.v = tensor(ATTUNE_BFLOAT16, {kBatch, kPageSize, kHeadsKv, kHeadDim});
+  a.causal = 1;
+  return a;
+}
+
+// A step of latent attention: over a paged cache, or of lists over packed rows.
+attune_attention latent_step(int64_t heads, bool sparse) {
+  constexpr int64_t kLatent = 576, kValue = 512;
+  attune_attention a;
+  attune_attention_init(&a, sizeof(a));
+  a.q = tensor(ATTUNE_BFLOAT16, {kBatch, 1, heads, kLatent});
+  a.out = tensor(ATTUNE_BFLOAT16, {kBatch, 1, heads, kValue});
+  a.head_dim_v = kValue;
+  if (sparse) {
+    a.cache.format = ATTUNE_KV_MLA_656;
+    a.cache.layout = ATTUNE_KV_BYTES;
+    a.cache.k = tensor(ATTUNE_UINT8, {kBatch * kPages, kPageSize, 656});
+    a.indices = tensor(ATTUNE_INT32, {kBatch, 1, 2048});
+    return a;
+  }
+  a.cache.k = tensor(ATTUNE_BFLOAT16, {kBatch * kPages, kPageSize, 1, kLatent});
+  a.cache.page_table = tensor(ATTUNE_INT32, {kBatch, kPages});
+  a.seqused_kv = tensor(ATTUNE_INT32, {kBatch});
   a.causal = 1;
   return a;
 }
@@ -109,6 +132,19 @@ std::vector<ManifestEntry> portable_kernels() {
     add(cuda::prefill_mma::choose_config(p, to.shared_per_sm).kernel(), cuda::target_of(to));
   }
   const cuda::Target target = cuda::target_of(oldest);
+  for (const int64_t heads : {16, 128}) {
+    for (const bool sparse : {false, true}) {
+      const Problem p = make_problem(latent_step(heads, sparse), Data::kOptional);
+      for (const char* name : {"sm_80", "sm_86", "sm_120"}) {
+        const cuda::Architecture& to = *cuda::find_architecture(name);
+        const cuda::mla::Config c = cuda::mla::choose_mma_config(p, kSms, to.shared_a_block);
+        add(c.main_kernel(), cuda::target_of(to));
+        if (to.capability != oldest.capability) continue;
+        add(c.schedule_kernel(), target);
+        add(c.combine_kernel(), target);
+      }
+    }
+  }
   for (const attune_cache_op_kind kind : {ATTUNE_CACHE_QUANTIZE, ATTUNE_CACHE_DEQUANTIZE})
     add(cuda::kernel_of(make_cache_op(cache_op(ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, kind))), target);
   for (const cuda::ops::Entry entry : {cuda::ops::Entry::kStore, cuda::ops::Entry::kFetch}) {

@@ -53,18 +53,6 @@ class RecomputeNonfinite {
   // A lane's channels of the warpgroup's half: every 32nd.
   static constexpr int kChannelsOfLane = Config::kChannels / 32;
 
-  // One channel of a key's row, dequantized.
-  __device__ __forceinline__ static float element(const KvSource& source, int key, int index, const char* row,
-                                                  bool quantized, int channel) {
-    if (!quantized) return common::load_element(Config::kType, row, channel);
-    if (channel >= Packed::kNope)
-      return common::load_element(common::kBFloat16, row + Packed::kRope, channel - Packed::kNope);
-    const char* const scales = row + source.scales_of(key, index);
-    const float scale = Packed::load_scale(scales, channel / Packed::kGroup, true);
-    return ptx::bf16_to_float(
-        static_cast<unsigned short>(ptx::pack_bf16(common::load_element(common::kE4m3, row, channel) * scale, 0.0f)));
-  }
-
   // row: in the M block.
   __device__ __forceinline__ static void recompute_row(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                                        int row) {
@@ -89,7 +77,7 @@ class RecomputeNonfinite {
         float s = 0;
 #pragma unroll 1
         for (int d = lane; d < Config::kHeadDimQk; d += 32)
-          s = fmaf(common::load_element(Config::kType, q, d), element(source, key, index, at, quantized, d), s);
+          s = fmaf(common::load_element(Config::kType, q, d), load_channel(source, key, index, at, quantized, d), s);
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
         s *= p.scale * kLog2e;
@@ -101,7 +89,7 @@ class RecomputeNonfinite {
 #pragma unroll 1
         for (int j = 0; j < kChannelsOfLane; ++j) {
           const float v =
-              element(source, key, index, at, quantized, math_warpgroup() * Config::kChannels + 32 * j + lane);
+              load_channel(source, key, index, at, quantized, math_warpgroup() * Config::kChannels + 32 * j + lane);
 #pragma unroll
           for (int k = 0; k < kChannelsOfLane; ++k) o[k] = k == j ? o[k] * rescale + p_key * v : o[k];
         }

@@ -3,7 +3,7 @@
 // or dense.
 #pragma once
 
-#include "mla/config.cuh"
+#include "mla/problem.cuh"
 
 namespace attune::mla {
 
@@ -11,14 +11,14 @@ namespace attune::mla {
 class KvSource {
  public:
   __device__ __forceinline__ KvSource(const WorkTileParams& p, const WorkTile& t, int kv_head, const Tile& tile)
-      : p_(p), tile_(tile), pool_(p.pools[is_dense(p, tile) || (Config::kSparse && !tile.cached) ? 1 : 0]) {
+      : p_(p), tile_(tile), pool_(p.pools[is_dense(p, tile) || (ProblemConfig::kSparse && !tile.cached) ? 1 : 0]) {
     data_ = pool_.data + kv_head * pool_.head_stride;
     limit_ = pool_.num_slots;
     if (is_dense(p, tile)) {
       data_ += t.batch * pool_.batch_stride + t.kv_row * pool_.slot_stride;
       limit_ = t.num_keys;
     }
-    if constexpr (Config::kSparse) {
+    if constexpr (ProblemConfig::kSparse) {
       const kernels::SlotList& list = tile.cached ? p.list_of_slots : p.list_of_extra;
       table_ = scheduler::entries_of(list, t, kv_head);
       step_ = list.entry_stride;
@@ -37,14 +37,14 @@ class KvSource {
   // Loads the list's or page table's entry of a key, so that it can be prefetched. -1: the key is not read.
   __device__ __forceinline__ int load_index(int key) const {
     if (key < tile_.low || key >= tile_.high) return -1;
-    if constexpr (Config::kSparse) return table_[(key - offset_) * step_];
+    if constexpr (ProblemConfig::kSparse) return table_[(key - offset_) * step_];
     if (is_dense(p_, tile_)) return key - offset_;
     return p_.paged ? table_[page_of(pool_, key) * step_] : only_page_;
   }
 
   // The address of a key's row; null if its entry or page is out of range. index: from load_index().
   __device__ __forceinline__ const char* locate(int key, int index) const {
-    if (Config::kSparse || is_dense(p_, tile_)) {
+    if (ProblemConfig::kSparse || is_dense(p_, tile_)) {
       if (static_cast<unsigned>(index) >= static_cast<unsigned>(limit_)) return nullptr;
       const int page = page_of(pool_, index);
       return data_ + page * pool_.page_stride + (index - page * pool_.page_size) * pool_.slot_stride;
@@ -55,14 +55,14 @@ class KvSource {
 
   // The offset of the scales from a packed row: within it (656), or in a plane behind the page's rows (584).
   __device__ __forceinline__ int scales_of(int key, int index) const {
-    if constexpr (Config::kProducer != kernels::kMlaDequant584) return Packed::kNope;
-    const int slot = Config::kSparse ? index - page_of(pool_, index) * pool_.page_size : slot_of(key);
+    if constexpr (ProblemConfig::kProducer != kernels::kMlaDequant584) return Packed::kNope;
+    const int slot = ProblemConfig::kSparse ? index - page_of(pool_, index) * pool_.page_size : slot_of(key);
     return pool_.page_size * Packed::kRowBytes + slot * (8 - Packed::kRowBytes);
   }
 
  private:
   __device__ __forceinline__ static bool is_dense(const WorkTileParams& p, const Tile& tile) {
-    return Config::kDense && (Config::kSparse || !tile.cached);
+    return ProblemConfig::kDense && (ProblemConfig::kSparse || !tile.cached);
   }
   __device__ __forceinline__ int slot_of(int key) const { return key - page_of(pool_, key) * pool_.page_size; }
 
@@ -74,5 +74,17 @@ class KvSource {
   long long step_ = 0;
   int limit_, offset_ = 0, only_page_ = -1;
 };
+
+// One channel of a key's row, dequantized. index: from load_index().
+__device__ __forceinline__ float load_channel(const KvSource& source, int key, int index, const char* row,
+                                              bool quantized, int channel) {
+  if (!quantized) return common::load_element(ProblemConfig::kType, row, channel);
+  if (channel >= Packed::kNope)
+    return common::load_element(common::kBFloat16, row + Packed::kRope, channel - Packed::kNope);
+  const char* const scales = row + source.scales_of(key, index);
+  const float scale = Packed::load_scale(scales, channel / Packed::kGroup, true);
+  return ptx::bf16_to_float(
+      static_cast<unsigned short>(ptx::pack_bf16(common::load_element(common::kE4m3, row, channel) * scale, 0.0f)));
+}
 
 }  // namespace attune::mla

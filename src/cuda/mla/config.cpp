@@ -12,6 +12,7 @@
 #include "cuda/attention/work_tiles.h"
 #include "cuda/mla/kernel_choice.h"
 #include "cuda/ops/params.h"
+#include "mla/mma/shared_bytes.h"
 #include "mla/shared_storage.h"
 
 namespace attune::cuda::mla {
@@ -27,19 +28,6 @@ constexpr int64_t kMostTokensOfPage = 1 << 21;  // of the format whose scales li
 bool is_packed(const KvCache& c) { return c && !c.format->plain; }
 
 int keys_of_box(const KvCache& c) { return attention::keys_of_box(c, kMlaBlockN); }
-
-kernels::MlaProducer choose_producer(const Problem& p) {
-  switch (p.cache ? static_cast<attune_kv_format>(p.cache.format->id) : ATTUNE_KV_PLAIN) {
-    case ATTUNE_KV_PLAIN:
-      break;
-    case ATTUNE_KV_MLA_656:
-      return kernels::kMlaDequant656;
-    case ATTUNE_KV_MLA_584:
-      return kernels::kMlaDequant584;
-  }
-  if (p.sparse || (p.cache && keys_of_box(p.cache) < kFewestKeysOfBox)) return kernels::kMlaGather;
-  return kernels::kMlaTma;
-}
 
 bool strides_fit(const KvCache& c) {
   if (c.format->plain) return attention::strides_fit(c.k);
@@ -102,8 +90,22 @@ kernels::RowPool dense_pool(const RowView& v) {
 
 }  // namespace
 
+kernels::MlaProducer choose_producer(const Problem& p) {
+  switch (p.cache ? static_cast<attune_kv_format>(p.cache.format->id) : ATTUNE_KV_PLAIN) {
+    case ATTUNE_KV_PLAIN:
+      break;
+    case ATTUNE_KV_MLA_656:
+      return kernels::kMlaDequant656;
+    case ATTUNE_KV_MLA_584:
+      return kernels::kMlaDequant584;
+  }
+  if (p.sparse || (p.cache && keys_of_box(p.cache) < kFewestKeysOfBox)) return kernels::kMlaGather;
+  return kernels::kMlaTma;
+}
+
 unsigned Config::threads() const {
-  return static_cast<unsigned>(m16       ? kernels::kMlaM16Threads
+  return static_cast<unsigned>(mma       ? kernels::kMlaMmaThreads
+                               : m16     ? kernels::kMlaM16Threads
                                : swap_ab ? kernels::kMlaSwapAbThreads
                                          : kernels::mla_threads(producer, cluster));
 }
@@ -111,24 +113,38 @@ unsigned Config::combine_blocks(int num_sms) const {
   return static_cast<unsigned>(std::clamp<int64_t>(max_row_pairs, 1, int64_t{2} * num_sms));
 }
 size_t Config::shared_bytes() const {
-  return static_cast<size_t>(m16       ? kernels::mla_m16_shared_bytes(head_dim_qk)
+  return static_cast<size_t>(mma       ? kernels::mla_mma_shared_bytes(producer, head_dim_qk, rows, keys, stages)
+                             : m16     ? kernels::mla_m16_shared_bytes(head_dim_qk)
                              : swap_ab ? kernels::mla_swap_ab_shared_bytes(rows)
                                        : kernels::mla_shared_bytes(producer, head_dim_qk));
 }
 
+void Config::count_row_pairs(const Problem& p, int num_sms) {
+  // fp32 partials: a row pair is combined in two halves.
+  const bool halves = out_dtype == ATTUNE_FLOAT32 || out_dtype == ATTUNE_FLOAT16;
+  max_row_pairs = (max_work_tiles - num_sms) * (p.heads_q / heads_of_tile) *
+                  (kernels::align_up(tokens_of_tile * heads_of_tile, 16) / 2) * (halves ? 2 : 1);
+}
+
 KernelSpec Config::main_kernel() const {
-  KernelSpec spec{
-      m16       ? "mla/m16.cu"
-      : swap_ab ? "mla/swap_ab.cu"
-                : "mla/mla.cu",
-      m16       ? "attune_mla_few"
-      : swap_ab ? "attune_mla_half"
-                : "attune_mla",
-      {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_TYPE", dtype), define("ATTUNE_OUT_TYPE", out_dtype),
-       define("ATTUNE_LOADER", producer), define("ATTUNE_SPARSE", sparse ? 1 : 0),
-       define("ATTUNE_DENSE", dense ? 1 : 0), define("ATTUNE_CLUSTER", cluster)},
-      shared_bytes()};
-  if (swap_ab) spec.defines.push_back(define("ATTUNE_ROWS", rows));
+  KernelSpec spec{mma       ? "mla/mma.cu"
+                  : m16     ? "mla/m16.cu"
+                  : swap_ab ? "mla/swap_ab.cu"
+                            : "mla/mla.cu",
+                  mma       ? "attune_mla_mma"
+                  : m16     ? "attune_mla_few"
+                  : swap_ab ? "attune_mla_half"
+                            : "attune_mla",
+                  {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_TYPE", dtype),
+                   define("ATTUNE_OUT_TYPE", out_dtype), define("ATTUNE_LOADER", producer),
+                   define("ATTUNE_SPARSE", sparse ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0)},
+                  shared_bytes()};
+  if (!mma) spec.defines.push_back(define("ATTUNE_CLUSTER", cluster));
+  if (swap_ab || mma) spec.defines.push_back(define("ATTUNE_ROWS", rows));
+  if (mma) {
+    spec.defines.push_back(define("ATTUNE_KEYS", keys));
+    spec.defines.push_back(define("ATTUNE_STAGES", stages));
+  }
   return spec;
 }
 
@@ -177,10 +193,7 @@ Config choose_config(const Problem& p, int num_sms) {
   c.tokens_of_tile = p.sparse || c.m16 || c.swap_ab ? 1 : kMlaBlockM / c.heads_of_tile;
 
   attention::choose_grid(p, num_sms, c);
-  const bool halves = c.out_dtype == ATTUNE_FLOAT32 ||
-                      c.out_dtype == ATTUNE_FLOAT16;  // fp32 partials: a row pair is combined in two halves
-  c.max_row_pairs = (c.max_work_tiles - num_sms) * (p.heads_q / c.heads_of_tile) *
-                    (kernels::align_up(c.tokens_of_tile * c.heads_of_tile, 16) / 2) * (halves ? 2 : 1);
+  c.count_row_pairs(p, num_sms);
   // Head tiles of one KV head read the same keys: clusters multicast them, or dequantize them together.
   const bool shares = !c.m16 && !c.swap_ab && (is_packed(p.cache) || (c.producer == kernels::kMlaTma && p.cache));
   if (shares && p.group / c.heads_of_tile % 2 == 0 && c.blocks % 2 == 0) c.cluster = 2;
@@ -188,9 +201,9 @@ Config choose_config(const Problem& p, int num_sms) {
 }
 
 void check_run(const Problem& p, const Config& c) {
-  attention::check_aligned(find_misaligned(p), "cuda_mla");
+  attention::check_aligned(find_misaligned(p), c.name());
   const std::string why = refusal(p);
-  require(why.empty(), "attention differs from its plan: kernel cuda_mla does not take ", why);
+  require(why.empty(), "attention differs from its plan: kernel ", c.name(), " does not take ", why);
   require(c.producer != kernels::kMlaTma || !p.cache || keys_of_box(p.cache) >= kFewestKeysOfBox, "cache.page_size is ",
           p.cache.page_size, "; the plan was made for pages of multiples of ", kFewestKeysOfBox, " tokens");
 }

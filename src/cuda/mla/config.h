@@ -22,11 +22,16 @@ struct Config : attention::WorkTiles {
   int rows = kernels::kMlaBlockM;      // of queries in an M block, at most
   bool m16 = false;                    // the m16 kernel
   bool swap_ab = false;                // the swap-AB kernel
+  bool mma = false;                    // the kernel of GPUs without wgmma
+  int stages = 0;                      // of its pipeline
 
   int cluster = 1;            // blocks that share the keys that they copy or dequantize
   int64_t max_row_pairs = 0;  // rows that are combined, in pairs
 
-  bool has_maps() const { return !m16 && !swap_ab; }  // the kernel copies by the TMA's tensor maps
+  const char* name() const { return mma ? "cuda_mla_mma" : "cuda_mla"; }  // of the registry's row
+  // Sets what is combined at most, from the grid.
+  void count_row_pairs(const Problem& p, int num_sms);
+  bool has_maps() const { return !m16 && !swap_ab && !mma; }  // the kernel copies by the TMA's tensor maps
   unsigned threads() const;
   unsigned combine_blocks(int num_sms) const;  // two a multiprocessor, or as many as there is work for
   size_t shared_bytes() const;
@@ -38,6 +43,10 @@ struct Config : attention::WorkTiles {
 // "" if the kernel takes the problem, else what it does not take beyond what the coverage row says.
 std::string refusal(const Problem& p);
 Config choose_config(const Problem& p, int num_sms);
+// The same without wgmma (kernels/mla/mma.cu), for blocks of at most shared_bytes.
+Config choose_mma_config(const Problem& p, int num_sms, int64_t shared_bytes);
+// How a problem's key rows come to shared memory: by TMA where that is possible.
+kernels::MlaProducer choose_producer(const Problem& p);
 
 // Throws INVALID_ARGUMENT if a run, after its prologue, has pointers, strides, pages or a scale that its plan's kernel
 // does not take.

@@ -16,10 +16,8 @@ using mla::Config;
 
 class MlaPlan final : public attention::WorkTilePlan {
  public:
-  MlaPlan(const Problem& p, int32_t device, const DeviceInfo& info)
-      : WorkTilePlan("cuda_mla", device, attention::has_prologue(p)),
-        config_(mla::choose_config(p, info.num_sms)),
-        num_sms_(info.num_sms) {
+  MlaPlan(const Problem& p, int32_t device, const DeviceInfo& info, const Config& config)
+      : WorkTilePlan(config.name(), device, attention::has_prologue(p)), config_(config), num_sms_(info.num_sms) {
     std::vector<KernelSpec> specs = {config_.main_kernel(), config_.schedule_kernel()};
     if (config_.splits) specs.push_back(config_.combine_kernel());
     find_kernels(p, std::move(specs), config_.workspace_bytes());
@@ -29,7 +27,7 @@ class MlaPlan final : public attention::WorkTilePlan {
     static constexpr const char* kHow[] = {"TMA boxes", "rows gathered by cp.async", "rows of 656 bytes dequantized",
                                            "rows of 584 bytes dequantized", "cached rows by bulk copies"};
     return cat("kernel ", name(), ": ", config_.tokens_of_tile, " tokens of ", config_.heads_of_tile, " heads x ",
-               kernels::kMlaBlockN, " keys, ", kHow[config_.m16 || config_.swap_ab ? 4 : config_.producer],
+               config_.keys, " keys, ", kHow[config_.m16 || config_.swap_ab ? 4 : config_.producer],
                config_.sparse ? " by lists, " : ", ", kernel(0).num_regs, " registers, ", config_.shared_bytes(),
                " bytes of shared memory; ", config_.blocks, config_.cluster > 1 ? " blocks in pairs; " : " blocks; ",
                prepares() ? "prologue in a launch before; " : "", "workspace ", workspace_size(), " bytes");
@@ -70,7 +68,16 @@ class MlaPlan final : public attention::WorkTilePlan {
 std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) {
   if (const std::string why = mla::refusal(p); !why.empty())
     fail(ATTUNE_UNSUPPORTED, "kernel cuda_mla does not take ", why);
-  return std::make_unique<MlaPlan>(p, device, require_device(device));
+  const DeviceInfo& info = require_device(device);
+  return std::make_unique<MlaPlan>(p, device, info, mla::choose_config(p, info.num_sms));
+}
+
+std::unique_ptr<KernelPlan> make_mma_plan(const Problem& p, int32_t device) {
+  if (const std::string why = mla::refusal(p); !why.empty())
+    fail(ATTUNE_UNSUPPORTED, "kernel cuda_mla_mma does not take ", why);
+  const DeviceInfo& info = require_device(device);
+  return std::make_unique<MlaPlan>(p, device, info,
+                                   mla::choose_mma_config(p, info.num_sms, info.shared_bytes_per_block));
 }
 
 Coverage coverage() {
@@ -99,6 +106,13 @@ Coverage coverage() {
 const Kernel& mla_kernel() {
   static const Kernel kernel{"cuda_mla", "attention", ATTUNE_DEVICE_CUDA, kWarpgroups,
                              coverage(), make_plan,   mla::refusal};
+  return kernel;
+}
+
+const Kernel& mla_mma_kernel() {
+  static const Kernel kernel{"cuda_mla_mma", "attention",   ATTUNE_DEVICE_CUDA, 0,
+                             coverage(),     make_mma_plan, mla::refusal,       nullptr,
+                             nullptr,        nullptr,       kWarpgroups};
   return kernel;
 }
 

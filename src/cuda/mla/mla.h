@@ -7,5 +7,7 @@
 namespace attune::cuda {
 
 const Kernel& mla_kernel();
+// The same for GPUs without wgmma (kernels/mla/mma.cu).
+const Kernel& mla_mma_kernel();
 
 }  // namespace attune::cuda
