@@ -179,12 +179,16 @@ void prefill_pass(const ScoreRows& rows, const TileSource& source, const Compute
     source.load(rows.sequence, item.sequence, 0, rows.kv_head, first, item.kv_begin, n, scratch);
     pack_tile(p, compute, tile, scratch);
     const int ld_k = packed_columns(n), ld_v = packed_columns(dv);
-    // A share of the next tile's rows with each block of rows: packing would wait for each of them.
-    const int blocks = static_cast<int>(ceil_div(item.num_rows, kRowBlock));
-    const int share = static_cast<int>(ceil_div(kPrefillN, blocks));
+    // A share of the next tile's rows before each product, as packing would wait for each of them; and once more the
+    // share before it, of which requests were dropped.
+    const int share = static_cast<int>(ceil_div(kPrefillN, 2 * ceil_div(item.num_rows, kRowBlock)));
+    const auto request = [&](int product) {
+      const int begin = std::max(0, product - 1) * share, end = std::min(kPrefillN, (product + 1) * share);
+      prefetch_columns(rows, source, first + kPrefillN + begin, end - begin, scratch);
+    };
     for (int row = 0; row < item.num_rows; row += kRowBlock) {
       const int m = std::min(kRowBlock, item.num_rows - row);
-      prefetch_columns(rows, source, first + kPrefillN + row / kRowBlock * share, share, scratch);
+      request(2 * (row / kRowBlock));
       int columns = n;
       if (!p.sparse && p.num_ranges == 0) {
         columns = static_cast<int>(std::clamp<int64_t>(p.last_visible(rows.position(row + m - 1)) - first + 1, 0, n));
@@ -213,6 +217,7 @@ void prefill_pass(const ScoreRows& rows, const TileSource& source, const Compute
       if (careful) note_visible(s, m, columns, visible);
       const SoftmaxTile t = softmax_tile(p, compute, tile, row, m, columns, scale2, scratch);
       kt.softmax(t);
+      request(2 * (row / kRowBlock) + 1);
       if (careful) {
         careful_pv(p, compute.tile, tile, m, visible, t.p, compute.tile, t.o, ld_o);
       } else if (bf16) {
