@@ -95,7 +95,7 @@ def fastest(calls, backend, device, gradients=False):
         try:
             one()
             seconds = min(elapsed(one, 1, device) for _ in range(3))
-        except (RuntimeError, TypeError, NotImplementedError):
+        except (RuntimeError, TypeError, ValueError):
             continue
         if best is None or seconds < best[0]:
             best = seconds, one

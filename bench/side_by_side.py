@@ -134,13 +134,13 @@ def measure(row, peers, options, meter):
     timed = {name: tuple(rotating([calls[name][i] for calls, _ in prepared]) for i in (0, 1)) for name in names}
     same = {name: prepared[0][0][name][0] is prepared[0][0][name][1] for name in names}
     samples = {name: ([], []) for name in names}
+    turns = [(name, i) for name in names for i in (0, 1) if i == 0 or not same[name]]
     for _ in range(options.rounds):
-        for name in names:
-            for i in (0, 1):
-                if i == 1 and same[name]:
-                    samples[name][1].append(samples[name][0][-1])
-                    continue
-                samples[name][i].append(seconds_of(timed[name][i], device, options.seconds, 1, options.rest))
+        for name, i in turns:
+            samples[name][i].append(seconds_of(timed[name][i], device, options.seconds, 1, options.rest))
+            if same[name]:
+                samples[name][1].append(samples[name][0][-1])
+        turns.reverse()  # whoever comes after another library finds a cold cache
     for name, (outside, inside) in samples.items():
         result["seconds"][name] = {"outside": outside, "inside": inside}
         if name != OURS and OURS in samples:
