@@ -19,17 +19,16 @@ import pathlib
 import re
 import statistics
 import sys
-import time
 
 import attune
 import torch
+from tensors import DTYPES
+from timing import seconds_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 CASES = pathlib.Path(__file__).resolve().parent.parent / "tests/cases"
 BACKENDS = {"cuda": {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}, "cpu": {"torch": None}}
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 SECONDS = {"cuda": 0.04, "cpu": 0.5}  # of one measurement, about
-REST = 0.25  # seconds of rest before each figure: a card at its power limit lowers its clock after about 0.1 s
 
 
 def rows_of(device):
@@ -110,29 +109,6 @@ class Case:
         return [sum(of_head) for of_head in zip(*gradients)]
 
 
-def seconds_of(call, device):
-    """Of one call: after a rest, as many as take SECONDS, median of five."""
-    def once(count):
-        if device == "cpu":
-            begin = time.perf_counter()
-            for _ in range(count):
-                call()
-            return (time.perf_counter() - begin) / count
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(count):
-            call()
-        stop.record()
-        stop.synchronize()
-        return start.elapsed_time(stop) * 1e-3 / count
-
-    if device == "cuda":
-        torch.cuda.synchronize()
-    time.sleep(REST)
-    count = max(1, round(SECONDS[device] / max(once(1), 1e-6)))
-    return statistics.median(once(count) for _ in range(5))
-
-
 def measure(case, options):
     calls = {"attune": case.by_attune()}
     for name, backend in {} if options.no_torch else BACKENDS[options.device].items():
@@ -152,7 +128,7 @@ def measure(case, options):
     samples = {name: [] for name in calls}
     for _ in range(options.rounds):
         for name, call in calls.items():
-            samples[name].append(seconds_of(call, options.device))
+            samples[name].append(seconds_of(call, options.device, SECONDS[options.device]))
     return {"name": case.name, "flops": case.flops, "errors": errors, "same_bits": same,
             "seconds": {name: statistics.median(all_of_it) for name, all_of_it in samples.items()}}
 

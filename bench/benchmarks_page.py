@@ -44,8 +44,9 @@ TABLES = [
     Table("h200.md", "Beside FlashMLA and FlashAttention-3", "case", "us", 3, {"FlashMLA": 4}, figure=0,
           note="of 2026-11-23, single calls"),
     Table("h200.md", "The backward", "sequences x tokens, heads, d", "TFLOP/s", 2, {CUDNN: 3, FLASH: 4}, note="backward"),
-    Table("zen4.md", "Against PyTorch 2.15, two threads each, medians of three turns", "case", "ms", 1, {"PyTorch on the CPU": 2},
-          note="two cores"),
+    *[Table("zen5.md", f"Side by side, {isa}", "case", "ms", 1, {f"PyTorch on the CPU, {isa}": 2}, note=f"two cores, {isa}")
+      for isa in ("AVX-512", "AVX2")],
+    Table("zen5.md", "Busy machine", "case, AVX-512", "ms", 1, {"onnxruntime": 3, "OpenVINO": 4}, note="two busy cores, AVX-512"),
 ]
 
 
@@ -151,7 +152,7 @@ def page():
         "<!-- Made by bench/benchmarks_page.py from bench/results; do not edit. -->",
         "",
         "Every case in which another library was timed beside Attune, on the same machine in the same session. The results, with shapes,",
-        "commits and commands: [bench/results/h200.md](../bench/results/h200.md), [bench/results/zen4.md](../bench/results/zen4.md); a",
+        "commits and commands: [bench/results/h200.md](../bench/results/h200.md), [bench/results/zen5.md](../bench/results/zen5.md); a",
         "selection: [speed.md](speed.md). `python3 bench/benchmarks_page.py` makes this page of them, and a test fails where it is not theirs.",
         "",
         f"\"Times as fast\" is above 1 where Attune is faster. From {1 - EQUAL:.2f} to {1 + EQUAL:.2f} counts as the same: clocks move that much.",

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times attune and PyTorch's scaled_dot_product_attention on the same shapes of the bench set, on the CPU.
+"""Times the attune command beside PyTorch, and onnxruntime and OpenVINO where installed, on the CPU.
 
-Both run in this session, in turns, with the same number of threads; a ratio above 1 means attune is faster.
-PyTorch gets dense [batch, heads, seqlen, head_dim] tensors, so for decode it is spared the page table. Without torch
-the script says so and exits with 0.
+All run in this session, in turns, with the same number of threads, each in the strongest form of its call (bench/peer_*.py); a
+ratio above 1 means attune is faster. Peers get dense [batch, heads, seqlen, head_dim] tensors, so for decode they are spared the
+page table. bench/side_by_side.py --device cpu compares results, too; this needs no attune package. Without torch the script says
+so and exits with 0.
 
 usage: bench/compare_torch.py [--attune PATH] [--threads N] [--rounds N] [--filter REGEX] [--json FILE]
 """
@@ -18,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
+import types
 
 DEFAULT_FILTER = (r"^bench/(prefill_2k|prefill_512x4|prefill_2k_full)/|^bench/decode_4k/(bf16|f16|f32|e4m3|i8)$|"
                   r"^bench/decode_16k_b1$")
@@ -57,36 +58,20 @@ def case_names(attune, expression):
     return listed.stdout.split()
 
 
-class TorchCase:
-    """The same attention by torch.nn.functional.scaled_dot_product_attention."""
+def tensors_of(torch, shape):
+    """The case as peers take it, its keys dense."""
+    dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[shape["dtype"]]
+    lengths_q, lengths_kv, heads, head_dim = shape["seqlens_q"], shape["seqlens_kv"], shape["heads"], shape["head_dim"]
 
-    def __init__(self, torch, shape):
-        self.torch = torch
-        dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[shape["dtype"]]
-        batch, (heads_q, heads_kv), (dim_qk, dim_v) = len(shape["seqlens_q"]), shape["heads"], shape["head_dim"]
-        n_q, n_kv = shape["seqlens_q"][0], shape["seqlens_kv"][0]
-        self.q = torch.randn(batch, heads_q, n_q, dim_qk).to(dtype)
-        self.k = torch.randn(batch, heads_kv, n_kv, dim_qk).to(dtype)
-        self.v = torch.randn(batch, heads_kv, n_kv, dim_v).to(dtype)
-        # One query sees every key: causality is moot, and is_causal of torch aligns to the top left.
-        self.causal = shape["causal"] and n_q > 1
-        self.grouped = heads_q != heads_kv
+    def normal(rows, count, dim):
+        return torch.randn(rows, count, dim).to(dtype)
 
-    def run(self):
-        attention = self.torch.nn.functional.scaled_dot_product_attention
-        with self.torch.inference_mode():
-            if not self.grouped:
-                return attention(self.q, self.k, self.v, is_causal=self.causal)
-            return attention(self.q, self.k, self.v, is_causal=self.causal, enable_gqa=True)
-
-    def seconds(self, min_time):
-        self.run()
-        times, start = [], time.perf_counter()
-        while len(times) < 5 or time.perf_counter() - start < min_time:
-            begin = time.perf_counter()
-            self.run()
-            times.append(time.perf_counter() - begin)
-        return statistics.median(times)
+    return types.SimpleNamespace(
+        device="cpu", kv="dense", equal=True, dtype=dtype, lengths_q=lengths_q, lengths_kv=lengths_kv, heads=tuple(heads),
+        head_dim=tuple(head_dim), scale=head_dim[0] ** -0.5,
+        causal=shape["causal"] and lengths_q[0] > 1,  # one query sees every key
+        q=normal(sum(lengths_q), heads[0], head_dim[0]), k=normal(sum(lengths_kv), heads[1], head_dim[0]),
+        v=normal(sum(lengths_kv), heads[1], head_dim[1]))
 
 
 def comparable(shape):
@@ -124,38 +109,41 @@ def main():
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
 
+    from peers import load_peers, pairs_of
+    from timing import seconds_of
+    peers = load_peers([], "cpu")
     attune = find_attune(options.attune)
-    print(f"attune: {attune}; torch {torch.__version__}; {options.threads} threads; medians of {options.rounds} turns")
-    print(f"{'case':<34} {'attune ms':>11} {'torch ms':>11} {'ratio':>7}   spread of the ratio")
+    print(f"attune: {attune}; torch {torch.__version__}; {'; '.join(m.version() for m in peers if hasattr(m, 'version'))}")
+    print(f"{options.threads} threads; medians of {options.rounds} turns")
+    print(f"{'case':<34} {'attune ms':>11}   peer ms and ratio, with its spread")
     results = []
     for name in case_names(attune, options.filter):
-        ours, theirs, torch_case, entry = [], [], None, None
+        ours, theirs, calls, entry = [], {}, None, None
         for _ in range(options.rounds):
             seconds, entry = run_attune(attune, name, options.threads, options.min_time)
             reason = comparable(entry["shape"])
             if reason:
                 print(f"{name:<34} left out: {reason}")
                 break
-            if torch_case is None:
-                try:
-                    torch_case = TorchCase(torch, entry["shape"])
-                    torch_case.run()
-                except (RuntimeError, TypeError) as error:
-                    print(f"{name:<34} left out: torch refuses it: {str(error).splitlines()[0]}")
-                    break
+            if calls is None:
+                case = tensors_of(torch, entry["shape"])
+                calls = {peer: call for module in peers for peer, (call, _) in pairs_of(module.prepare(case), module).items()}
             ours.append(seconds)
-            theirs.append(torch_case.seconds(options.min_time))
-        if len(theirs) < options.rounds:
+            for peer, call in calls.items():
+                theirs.setdefault(peer, []).append(seconds_of(call, "cpu", options.min_time / 5, 5, 0.0))
+        if len(ours) < options.rounds:
             continue
-        ratios = [b / a for a, b in zip(ours, theirs)]
-        a, b = statistics.median(ours), statistics.median(theirs)
-        cache = entry["shape"].get("cache_dtype", entry["shape"]["dtype"])
-        dtype = entry["shape"]["dtype"]
-        note = "" if cache == dtype else f"   (cache {cache}; torch reads {dtype})"
-        spread = f"{min(ratios):.2f}..{max(ratios):.2f}"
-        print(f"{name:<34} {a * 1e3:>11.3f} {b * 1e3:>11.3f} {b / a:>7.2f}   {spread}{note}", flush=True)
-        results.append({"name": name, "attune_seconds": ours, "torch_seconds": theirs, "ratio": b / a,
-                        "shape": entry["shape"]})
+        a, shape = statistics.median(ours), entry["shape"]
+        dtype, cache = shape["dtype"], shape.get("cache_dtype", shape["dtype"])
+        texts = []
+        for peer, seconds in theirs.items():
+            ratios = [y / x for x, y in zip(ours, seconds)]
+            b = statistics.median(seconds)
+            texts.append(f"{peer} {b * 1e3:.3f}, {b / a:.2f} ({min(ratios):.2f}..{max(ratios):.2f})")
+        note = "" if cache == dtype else f"   (cache {cache}; peers read {dtype})"
+        print(f"{name:<34} {a * 1e3:>11.3f}   {'; '.join(texts)}{note}", flush=True)
+        results.append({"name": name, "attune_seconds": ours, "peer_seconds": theirs, "shape": shape,
+                        "ratios": {peer: statistics.median(seconds) / a for peer, seconds in theirs.items()}})
     if options.json:
         report = {"torch": torch.__version__, "threads": options.threads, "results": results}
         pathlib.Path(options.json).write_text(json.dumps(report, indent=1) + "\n")

@@ -22,34 +22,15 @@ import os
 import re
 import statistics
 import sys
-import time
 
 import attune
 import torch
+from tensors import normal, offsets, paged, visible_pairs
+from timing import seconds_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,
             "effic.": SDPBackend.EFFICIENT_ATTENTION}
-SECONDS = 0.02  # of one measurement, about
-REST = 0.25  # seconds of rest before each figure: a card at its power limit lowers its clock after about 0.1 s
-
-
-INT8_UNIT = 1 / 32  # what one step of normal's codes of int8 stands for
-
-
-def normal(*shape, dtype=torch.bfloat16):
-    x = torch.randn(*shape, device="cuda", dtype=torch.float32)
-    return (x / INT8_UNIT).round().clamp(-127, 127).to(dtype) if dtype == torch.int8 else x.to(dtype)
-
-
-def visible_pairs(n_q, n_kv, causal, window):
-    """(query, key) pairs of one head of one sequence."""
-    if not causal:
-        return n_q * n_kv
-    first = n_kv - n_q + 1  # keys that the first query sees
-    if window is None:
-        return n_q * first + n_q * (n_q - 1) // 2
-    return sum(min(first + i, window + 1) for i in range(n_q))
 
 
 class Case:
@@ -111,33 +92,6 @@ class Case:
             k, v = (x.repeat_interleave(self.heads[0] // self.heads[1], dim=1) for x in (k, v))
             grouped = False
         return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=grouped)
-
-
-def offsets(lengths):
-    return torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
-
-
-def paged(cached, heads_kv, dim_qk, dim_v, page_size=16, layout="nhd", dtype=torch.bfloat16):
-    """A cache in pages of a random order."""
-    pages = [-(-n // page_size) for n in cached]
-    table = torch.full((len(cached), max(pages)), 2**31 - 1, dtype=torch.int32)
-    order, at = torch.randperm(sum(pages), dtype=torch.int32), 0
-    for b, n in enumerate(pages):
-        table[b, :n] = order[at:at + n]
-        at += n
-    if layout == "xpacked":
-        x = 16 // dtype.itemsize
-        k = normal(sum(pages), heads_kv, dim_qk // x, page_size, x, dtype=dtype)
-        v = normal(sum(pages), heads_kv, dim_v, page_size, dtype=dtype)
-    else:
-        shape = (sum(pages), page_size, heads_kv) if layout == "nhd" else (sum(pages), heads_kv, page_size)
-        k, v = normal(*shape, dim_qk, dtype=dtype), normal(*shape, dim_v, dtype=dtype)
-    scales = {}
-    if dtype.itemsize == 1:
-        scale = INT8_UNIT if dtype == torch.int8 else 1.0
-        scales = {name: torch.tensor([scale], device="cuda") for name in ("k_scale", "v_scale")}
-    return {"cache": attune.KVCache(k, v, page_table=table.cuda(), layout=layout, **scales),
-            "seqused_kv": torch.tensor(cached, dtype=torch.int32, device="cuda")}
 
 
 def dense(batch, seqlen, heads, head_dim=(128, 128), causal=True, **fields):
@@ -259,23 +213,6 @@ CASES = [
     long_prompt("softcap_5", softcap=5.0),
     long_prompt("window_1024_at_32k", seqlen=32768, window=1023),
 ]
-
-
-def seconds_of(call):
-    """Of one call: after a rest, events around as many as take SECONDS, median of five."""
-    torch.cuda.synchronize()
-    time.sleep(REST)
-
-    def once(count):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(count):
-            call()
-        stop.record()
-        stop.synchronize()
-        return start.elapsed_time(stop) * 1e-3 / count
-    count = max(1, round(SECONDS / max(once(1), 1e-6)))
-    return statistics.median(once(count) for _ in range(5))
 
 
 def scheduled(kernel):

@@ -20,31 +20,11 @@ import sys
 
 import attune
 import torch
-from compare_torch_cuda import seconds_of
-
-DIM_QK, DIM_V = 576, 512
-
-
-def normal(*shape):
-    return torch.randn(*shape, device="cuda", dtype=torch.float32).div_(10).to(torch.bfloat16)
-
-
-def rows_of(count, packed):
-    """Rows of a cache as attune takes them, and as numbers."""
-    if not packed:
-        rows = normal(count, DIM_QK)
-        return rows, lambda index: rows[index].double()
-    codes = normal(count, DIM_V).to(torch.float8_e4m3fn)
-    scales = torch.rand(count, 4, device="cuda") + 0.5
-    rows = torch.cat([codes.view(torch.uint8), scales.view(torch.uint8), normal(count, 64).view(torch.uint8)], dim=1)
-
-    def read(index):
-        row = rows[index]
-        values = row[:, :512].contiguous().view(torch.float8_e4m3fn).double().view(-1, 4, 128)
-        values *= row[:, 512:528].contiguous().view(torch.float32).double()[:, :, None]
-        return torch.cat([values.view(-1, 512), row[:, 528:].contiguous().view(torch.bfloat16).double()], dim=1)
-
-    return rows, read
+from tensors import MLA_QK as DIM_QK
+from tensors import MLA_V as DIM_V
+from tensors import mla_rows as rows_of
+from tensors import tenth as normal
+from timing import seconds_of
 
 
 class Case:

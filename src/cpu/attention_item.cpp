@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "core/dtype.h"
+#include "core/integers.h"
 #include "cpu/kernels_prefetch.h"
 #include "cpu/prologue.h"
 
@@ -133,7 +134,7 @@ void note_visible(const float* s, int m, int n, bool* visible) {
 
 void pack_tile(const Problem& p, const Compute& compute, const KvTile& tile, Scratch& scratch) {
   const int d = static_cast<int>(p.head_dim_qk), dv = static_cast<int>(p.head_dim_v);
-  const int ld_k = static_cast<int>(round_up(tile.n, 16)), ld_v = static_cast<int>(scratch.ld_o);
+  const int ld_k = packed_columns(tile.n), ld_v = packed_columns(dv);
   const KernelTable& kt = *compute.kernels;
   if (compute.tile == TileType::kBF16) {
     kt.pack_k_bf16(reinterpret_cast<const bf16_t* const*>(tile.k), tile.n, d, static_cast<bf16_t*>(scratch.k_pack),
@@ -147,6 +148,18 @@ void pack_tile(const Problem& p, const Compute& compute, const KvTile& tile, Scr
   for (int j = 0; j < tile.n; ++j) {
     std::memcpy(to + static_cast<int64_t>(j) * ld_v, tile.v[j], static_cast<size_t>(dv) * sizeof(float));
     std::memset(to + static_cast<int64_t>(j) * ld_v + dv, 0, static_cast<size_t>(ld_v - dv) * sizeof(float));
+  }
+}
+
+// Prefetches the columns [first, first + n) of an item with one KV head.
+void prefetch_columns(const ScoreRows& rows, const TileSource& source, int64_t first, int n, Scratch& scratch) {
+  AheadRows& ahead = *scratch.ahead[0];
+  for (int j = 0; j < n; j += kDecodeN) {
+    const int64_t left = std::min<int64_t>(n - j, rows.item.kv_end - first - j);
+    if (left <= 0) return;
+    source.look_ahead(rows.sequence, rows.item.sequence, 0, rows.kv_head, first + j,
+                      static_cast<int>(std::min<int64_t>(left, kDecodeN)), ahead);
+    prefetch_tile(ahead.k, ahead.k_bytes, rows.p.v_aliases_k ? nullptr : ahead.v, ahead.v_bytes, 0, ahead.n);
   }
 }
 
@@ -165,9 +178,17 @@ void prefill_pass(const ScoreRows& rows, const TileSource& source, const Compute
     const int n = static_cast<int>(std::min<int64_t>(kPrefillN, item.kv_end - first));
     source.load(rows.sequence, item.sequence, 0, rows.kv_head, first, item.kv_begin, n, scratch);
     pack_tile(p, compute, tile, scratch);
-    const int ld_k = static_cast<int>(round_up(n, 16));
+    const int ld_k = packed_columns(n), ld_v = packed_columns(dv);
+    // A share of the next tile's rows before each product, as packing would wait for each of them; and once more the
+    // share before it, of which requests were dropped.
+    const int share = static_cast<int>(ceil_div(kPrefillN, 2 * ceil_div(item.num_rows, kRowBlock)));
+    const auto request = [&](int product) {
+      const int begin = std::max(0, product - 1) * share, end = std::min(kPrefillN, (product + 1) * share);
+      prefetch_columns(rows, source, first + kPrefillN + begin, end - begin, scratch);
+    };
     for (int row = 0; row < item.num_rows; row += kRowBlock) {
       const int m = std::min(kRowBlock, item.num_rows - row);
+      request(2 * (row / kRowBlock));
       int columns = n;
       if (!p.sparse && p.num_ranges == 0) {
         columns = static_cast<int>(std::clamp<int64_t>(p.last_visible(rows.position(row + m - 1)) - first + 1, 0, n));
@@ -196,14 +217,15 @@ void prefill_pass(const ScoreRows& rows, const TileSource& source, const Compute
       if (careful) note_visible(s, m, columns, visible);
       const SoftmaxTile t = softmax_tile(p, compute, tile, row, m, columns, scale2, scratch);
       kt.softmax(t);
+      request(2 * (row / kRowBlock) + 1);
       if (careful) {
         careful_pv(p, compute.tile, tile, m, visible, t.p, compute.tile, t.o, ld_o);
       } else if (bf16) {
         kt.gemm_bf16(m, dv, columns, static_cast<const bf16_t*>(t.p), kMaxTileN,
-                     static_cast<const bf16_t*>(scratch.v_pack), ld_o, t.o, ld_o, true);
+                     static_cast<const bf16_t*>(scratch.v_pack), ld_v, t.o, ld_o, true);
       } else {
         kt.gemm_f32(m, dv, columns, static_cast<const float*>(t.p), kMaxTileN,
-                    static_cast<const float*>(scratch.v_pack), ld_o, t.o, ld_o, true);
+                    static_cast<const float*>(scratch.v_pack), ld_v, t.o, ld_o, true);
       }
       scratch.tile->n = n;
     }
@@ -273,35 +295,35 @@ void code_sums(const Problem& p, const Compute& compute, const KvTile& tile, int
       reinterpret_cast<const uint8_t* const*>(tile.v), scratch.o, static_cast<int>(scratch.ld_o), values);
 }
 
-// Scores of the columns [j, j + n) of a decode tile, by the function for the type of its rows.
-void row_scores(const Problem& p, const Compute& compute, const KvTile& tile, int m, int j, int n, Scratch& scratch) {
+// Scores of n rows of keys, from s on, by the function for their type.
+void row_scores(const Problem& p, const Compute& compute, const void* const* k, int m, int n, float* s,
+                const Scratch& scratch) {
   const KernelTable& kt = *compute.kernels;
   const int d = static_cast<int>(p.head_dim_qk), ld_q = static_cast<int>(scratch.ld_q);
   const auto* q_f32 = static_cast<const float*>(scratch.q);
-  const auto* k_bf16 = reinterpret_cast<const bf16_t* const*>(tile.k) + j;
-  float* s = scratch.s + j;
+  const auto* k_bf16 = reinterpret_cast<const bf16_t* const*>(k);
   if (compute.tile == TileType::kBF16) {
     kt.qk_rows_bf16(m, n, d, static_cast<const bf16_t*>(scratch.q), ld_q, k_bf16, s, kMaxTileN);
   } else if (compute.decode_rows == TileType::kBF16) {
     kt.qk_rows_mixed(m, n, d, q_f32, ld_q, k_bf16, s, kMaxTileN);
   } else {
-    kt.qk_rows_f32(m, n, d, q_f32, ld_q, reinterpret_cast<const float* const*>(tile.k) + j, s, kMaxTileN);
+    kt.qk_rows_f32(m, n, d, q_f32, ld_q, reinterpret_cast<const float* const*>(k), s, kMaxTileN);
   }
 }
 
-// Adds the columns [j, j + n) of the tile, weighted, to o.
-void row_sums(const Problem& p, const Compute& compute, const KvTile& tile, int m, int j, int n, const void* weights,
-              Scratch& scratch) {
+// Adds n rows of values to o. weights: those of column 0 of the tile; j: the column of the first row.
+void row_sums(const Problem& p, const Compute& compute, const void* const* v, int m, int j, int n, const void* weights,
+              const Scratch& scratch) {
   const KernelTable& kt = *compute.kernels;
   const int dv = static_cast<int>(p.head_dim_v), ld_o = static_cast<int>(scratch.ld_o);
   const auto* p_f32 = static_cast<const float*>(weights) + j;
-  const auto* v_bf16 = reinterpret_cast<const bf16_t* const*>(tile.v) + j;
+  const auto* v_bf16 = reinterpret_cast<const bf16_t* const*>(v);
   if (compute.tile == TileType::kBF16) {
     kt.pv_rows_bf16(m, n, dv, static_cast<const bf16_t*>(weights) + j, kMaxTileN, v_bf16, scratch.o, ld_o);
   } else if (compute.decode_rows == TileType::kBF16) {
     kt.pv_rows_mixed(m, n, dv, p_f32, kMaxTileN, v_bf16, scratch.o, ld_o);
   } else {
-    kt.pv_rows_f32(m, n, dv, p_f32, kMaxTileN, reinterpret_cast<const float* const*>(tile.v) + j, scratch.o, ld_o);
+    kt.pv_rows_f32(m, n, dv, p_f32, kMaxTileN, reinterpret_cast<const float* const*>(v), scratch.o, ld_o);
   }
 }
 
@@ -311,6 +333,9 @@ Scratch scratch_of_head(const Scratch& scratch, const Compute& compute, int64_t 
   const int64_t first = head * rows;
   s.q = static_cast<std::byte*>(s.q) + first * s.ld_q * (compute.tile == TileType::kBF16 ? 2 : 4);
   s.o += first * s.ld_o;
+  s.s += first * kMaxTileN;
+  s.p = compute.tile == TileType::kBF16 ? static_cast<void*>(static_cast<bf16_t*>(s.p) + first * kMaxTileN)
+                                        : static_cast<void*>(s.s);
   s.row_max += first;
   s.row_sum += first;
   return s;
@@ -330,7 +355,7 @@ void decode_tile(const ScoreRows& rows, const Compute& compute, int64_t first, c
   } else {
     for (int j = 0; j < n; j += kScoreSlice) {
       prefetch_share(p, near, j, kScoreSlice);
-      row_scores(p, compute, tile, m, j, std::min(kScoreSlice, n - j), scratch);
+      row_scores(p, compute, tile.k + j, m, std::min(kScoreSlice, n - j), scratch.s + j, scratch);
     }
   }
   const float scale2 = apply_score_terms(rows, 0, m, first, tile, scratch.s, scratch, kt);
@@ -350,8 +375,60 @@ void decode_tile(const ScoreRows& rows, const Compute& compute, int64_t first, c
   }
   for (int j = 0; j < n; j += kSumSlice) {
     prefetch_share(p, far, j, kSumSlice);
-    row_sums(p, compute, tile, m, j, std::min(kSumSlice, n - j), t.p, scratch);
+    row_sums(p, compute, tile.v + j, m, j, std::min(kSumSlice, n - j), t.p, scratch);
   }
+}
+
+// Scores of fewer tokens at a time where a slice has several heads: what hardware prefetchers bring along for the next
+// head must not leave L1 before its turn. (Sums keep their slices, on which their bits depend.)
+constexpr int kHeadsScoreSlice = 8;
+
+// The loaded tile against all KV heads of the item, in the order of memory: the heads of a slice of tokens, then those
+// of the next slice; all scores, then all sums. For rows that lie in the cache as they are, those of a token's heads
+// one after the other. next: the rows of the next tile. Whole rows of tokens are requested twice, as above: a phase
+// early, and a slice early.
+void decode_heads(const ScoreRows& item_rows, const Compute& compute, int64_t first, const AheadRows& next,
+                  Scratch& scratch) {
+  const Problem& p = item_rows.p;
+  const KernelTable& kt = *compute.kernels;
+  const KvTile& tile = *scratch.tile;
+  const int m = item_rows.item.num_rows, n = tile.n, heads = item_rows.item.num_heads;
+  const int64_t k_step = p.cache.k.head_stride * p.cache.k.element_size;
+  const int64_t v_step = p.v_aliases_k ? k_step : p.cache.v.head_stride * p.cache.v.element_size;
+  const void* const* v = p.v_aliases_k ? tile.k : tile.v;
+  // Calls work(own, h, j, count, rows of head h) for the heads of each slice of tokens. The share of a head in the
+  // requests for the next slice and the later rows goes before it.
+  const auto walk = [&](const void* const* row, int64_t step, int slice, const void* const* later, int num_later,
+                        int64_t later_step, auto&& work) {
+    for (int j = 0; j < n; j += slice) {
+      const int count = std::min(slice, n - j);
+      for (int h = 0; h < heads; ++h) {
+        const int begin = j + slice * h / heads, end = j + slice * (h + 1) / heads;
+        prefetch_tile(row, heads * step, nullptr, 0, std::min(begin + slice, n), std::min(end + slice, n));
+        prefetch_tile(later, heads * later_step, nullptr, 0, std::min(begin, num_later), std::min(end, num_later));
+        const void* rows[kDecodeN];
+        for (int i = 0; i < count; ++i) rows[i] = static_cast<const std::byte*>(row[j + i]) + h * step;
+        work(scratch_of_head(scratch, compute, h, m), h, j, count, rows);
+      }
+    }
+  };
+  walk(tile.k, k_step, kHeadsScoreSlice, v, p.v_aliases_k ? 0 : n, v_step,
+       [&](const Scratch& own, int, int j, int count, const void* const* rows) {
+         row_scores(p, compute, rows, m, count, own.s + j, own);
+       });
+  bool seen[kDecodeRows];
+  ScoreRows rows = item_rows;
+  for (int h = 0; h < heads; ++h) {
+    Scratch own = scratch_of_head(scratch, compute, h, m);
+    rows.kv_head = item_rows.item.kv_head + h;
+    const float scale2 = apply_score_terms(rows, 0, m, first, tile, own.s, own, kt);
+    seen[h] = fully_visible(rows, 0, m, first, tile) || apply_mask(rows, 0, m, first, tile, own.s) != 0;
+    if (seen[h]) kt.softmax(softmax_tile(p, compute, tile, 0, m, n, scale2, own));
+  }
+  walk(v, v_step, kSumSlice, next.k, next.n, k_step,
+       [&](const Scratch& own, int h, int j, int count, const void* const* rows) {
+         if (seen[h]) row_sums(p, compute, rows, m, j, count, own.p, own);
+       });
 }
 
 void decode_pass(const ScoreRows& item_rows, const TileSource& source, const Compute& compute, bool with_care,
@@ -381,7 +458,13 @@ void decode_pass(const ScoreRows& item_rows, const TileSource& source, const Com
       if (h == 0 || !source.next_head(item, h, first, own)) {
         source.load(sequence, item.sequence, q_row, rows.kv_head, first, item.kv_begin, columns(first), own);
       }
-      if (h == 0 && scratch.tile->codes != ATTUNE_DTYPE_NONE) touch_pages(rows.p, *scratch.ahead[2]);
+      const KvTile& tile = *scratch.tile;
+      const bool codes = tile.codes != ATTUNE_DTYPE_NONE;
+      if (h == 0 && item.num_heads > 1 && tile.in_place && !codes && !tile.scaled && !with_care) {
+        decode_heads(item_rows, compute, first, *scratch.ahead[1], scratch);
+        break;
+      }
+      if (h == 0 && codes) touch_pages(rows.p, *scratch.ahead[2]);
       decode_tile(rows, compute, first, ahead(h + 1), ahead(h + 2), with_care, own);
     }
     std::rotate(scratch.ahead, scratch.ahead + 1, scratch.ahead + 3);

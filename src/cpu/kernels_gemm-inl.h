@@ -91,13 +91,18 @@ HWY_NOINLINE void gemm_tile(int k, const typename Gemm::A* HWY_RESTRICT a, int64
   }
 }
 
-// All rows of a panel of V vectors of columns. Rows that are left over go to a smaller tile.
+// All rows of a panel of V vectors of columns. Rows that are left over go to smaller tiles: the last seven or eight to
+// two, as a tile of one or two rows has too few sums under way.
 template <class Gemm, int V>
 HWY_INLINE void gemm_panel(int m, int k, const typename Gemm::A* a, int64_t lda, const typename Gemm::B* b, int64_t ldb,
                            float* c, int64_t ldc, bool accumulate) {
   int i = 0;
-  for (; i + Gemm::kRows <= m; i += Gemm::kRows) {
+  for (; i + Gemm::kRows <= m && (Gemm::kRows != 6 || m - i < 7 || m - i > 8); i += Gemm::kRows) {
     gemm_tile<Gemm, Gemm::kRows, V>(k, a + i * lda, lda, b, ldb, c + i * ldc, ldc, accumulate);
+  }
+  if (m - i > 6) {
+    gemm_tile<Gemm, 4, V>(k, a + i * lda, lda, b, ldb, c + i * ldc, ldc, accumulate);
+    i += 4;
   }
   a += i * lda;
   c += i * ldc;

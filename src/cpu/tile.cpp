@@ -24,8 +24,8 @@ Scratch carve(Workspace& c, int64_t rows, int64_t head_dim_qk, int64_t head_dim_
   s.slope = c.take<float>(rows);
   s.k_stage = c.take<std::byte>(kMaxTileN * s.ld_q * 4);
   s.v_stage = c.take<std::byte>(kMaxTileN * s.ld_o * 4);
-  s.k_pack = c.take<float>(s.ld_q * kMaxTileN);
-  s.v_pack = c.take<float>(kMaxTileN * s.ld_o);
+  s.k_pack = c.take<float>(s.ld_q * packed_columns(kMaxTileN));
+  s.v_pack = c.take<float>(kMaxTileN * packed_columns(head_dim_v));
   s.zeros = c.take<std::byte>(std::max(s.ld_q, s.ld_o) * 4);
   s.tile = c.take<KvTile>(1);
   s.factors = c.take<float>(2 * kDecodeRows * kDecodeN);

@@ -23,6 +23,10 @@ inline int prefill_rows(int64_t head_dim_qk, int64_t head_dim_v) {
   return width <= 256 ? 256 : (width <= 512 ? 128 : 64);
 }
 
+// 32-bit columns of a row of packed keys or values: an odd number of cache lines, as rows a power of two apart would
+// share a few sets of L1, which the columns of a register tile then fall out of.
+inline int packed_columns(int64_t columns) { return static_cast<int>(round_up(columns, 16) | 16); }
+
 // Rows [row_begin, row_begin + num_rows) of KV heads [kv_head, kv_head + num_heads) of a sequence, packed as query *
 // group + head in group, against keys [kv_begin, kv_end). In scratch and in partial results heads follow each other:
 // row h * num_rows + r.

@@ -255,10 +255,27 @@ void prefetch_scales(const KvScale& scale, KvSlot slot, int64_t kv_head, int cou
   for (int64_t j = 0; j < count * step; j += std::max<int64_t>(step, 16)) __builtin_prefetch(from + j, 0, 2);
 }
 
+void TileSource::look_ahead_dense(const Sequence& s, int64_t kv_head, int64_t first, int n, AheadRows& a) const {
+  if (p_.sparse || dense_.k.dim_stride != 1 || dense_.v.dim_stride != 1) return;
+  a.k_bytes = p_.head_dim_qk * dense_.k.element_size;
+  a.v_bytes = p_.head_dim_v * dense_.v.element_size;
+  a.k_step = dense_.k.head_stride * dense_.k.element_size;
+  a.v_step = dense_.v.head_stride * dense_.v.element_size;
+  a.n = static_cast<int>(std::clamp<int64_t>(s.num_dense - first, 0, n));
+  for (int i = 0; i < a.n; ++i) {
+    a.k[i] = dense_.k.at(s.kv_begin + first + i, kv_head);
+    a.v[i] = p_.v_aliases_k ? a.k[i] : dense_.v.at(s.kv_begin + first + i, kv_head);
+  }
+}
+
 void TileSource::look_ahead(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n,
                             AheadRows& a) const {
   a.n = 0;
-  if (!p_.cache || p_.cache_indirection) return;
+  if (!p_.cache) {
+    look_ahead_dense(s, kv_head, first, n, a);
+    return;
+  }
+  if (p_.cache_indirection) return;
   const KvCache& c = p_.cache;
   if (!c.k.contiguous && c.format->plain) return;
   const KvFormat& f = *c.format;

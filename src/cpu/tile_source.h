@@ -26,11 +26,13 @@ class TileSource {
             Scratch& scratch) const;
   // Turns the tile of the item's KV head h - 1 into that of head h > 0. Returns false if it must be loaded instead.
   bool next_head(const Item& item, int h, int64_t first, Scratch& scratch) const;
-  // Finds the addresses of those cached rows of columns [first, first + n) for which that is cheap.
+  // Finds the addresses of those rows of columns [first, first + n) for which that is cheap: cached ones, or dense ones
+  // where there is no cache.
   void look_ahead(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n,
                   AheadRows& a) const;
 
  private:
+  void look_ahead_dense(const Sequence& s, int64_t kv_head, int64_t first, int n, AheadRows& a) const;
   void load_sparse(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n,
                    Scratch& scratch) const;
   void load_factors(int64_t b, int64_t kv_head, int64_t first, int begin, int end, Scratch& scratch) const;
