@@ -207,19 +207,14 @@ Coverage coverage() {
 }
 
 int score_kinds(const Problem& p) {
-  int kinds = 0;
-  if (p.softcap > 0) kinds |= use::kSoftcap;
-  if (p.alibi) kinds |= p.alibi_sqrt ? use::kAlibiSqrt : use::kAlibi;
-  if (p.bias || p.new_token_bias) kinds |= use::kBias;
-  if (p.t5_bias) kinds |= use::kT5;
-  return kinds;
+  uint32_t kinds = p.score_kinds();
+  if (p.new_token_bias) kinds |= use::kBias;
+  return static_cast<int>(kinds & ~(use::kNewTokenBias | use::kSinks));
 }
 
 int mask_kinds(const Problem& p) {
-  int kinds = 0;
-  if (p.has_mask_bits) kinds |= use::kBits;
-  if (p.num_ranges > 0) kinds |= use::kRanges;
-  return kinds;
+  const uint32_t kinds = p.mask_kinds() & use::kCompiledMasks;
+  return static_cast<int>(p.num_ranges > 0 ? kinds : kinds & ~use::kRanges);
 }
 
 // Where each bucket of the logarithmic part begins, so that the device compares integers.
