@@ -42,11 +42,6 @@ RowStrides row_strides(const Problem& p, const RowView& v) {
   return {static_cast<long long>(batch), static_cast<long long>(v.row_stride), static_cast<long long>(v.head_stride)};
 }
 
-kernels::KvScale to_scale(const KvScale& s) {
-  return {s.data, static_cast<long long>(s.page_stride), static_cast<long long>(s.slot_stride),
-          static_cast<long long>(s.head_stride), s.mode};
-}
-
 void fill_rows(const Problem& p, AttentionParams& k) {
   const RowStrides q = row_strides(p, p.q), out = row_strides(p, p.out), lse = row_strides(p, p.lse),
                    max = row_strides(p, p.max_logits);
@@ -69,8 +64,8 @@ void fill_cache(const Problem& p, AttentionParams& k) {
   const KvCache& c = p.cache;
   k.k = to_plane(c.k, false);
   k.v = to_plane(c.v, c.paged && static_cast<bool>(c.v_page_table));
-  k.k_scale = to_scale(c.k_scale);
-  k.v_scale = to_scale(c.v_scale);
+  k.k_scale = c.k_scale;
+  k.v_scale = c.v_scale;
   k.page_table = ops::int_table(c.page_table);
   k.v_page_table = ops::int_table(c.v_page_table);
   k.batch_index = ops::int_table(c.batch_index);
