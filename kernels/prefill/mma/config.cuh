@@ -35,7 +35,7 @@ struct SharedStorage {
   alignas(128) unsigned char k[Config::kKeys * Config::LayoutK::kPitch];
   alignas(128) unsigned char v[Config::kKeys * Config::LayoutV::kPitch];
   WorkTile work;  // in registers it would push others out
-  // A bit for each key of the tile: its pages exist; half of its value has a number that is not finite.
+  // A bit for each key of the tile: whether its pages exist, and whether half of its value has a NaN or infinity.
   unsigned found[2], special[2][2];
 };
 static_assert(sizeof(SharedStorage) <= kernels::mma_shared_bytes(Config::kRows, Config::kKeys, Config::kHeadDimQk,
