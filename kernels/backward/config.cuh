@@ -89,7 +89,8 @@ struct Smem : common::SharedView<SharedStorage> {
   }
 };
 
-// Named barriers: of the math warps; of those and the writer of a piece of dq, one for each buffer and for each writer.
+// Named barriers: one of the math warps alone; the others of the math warps and a writer of dq, for each buffer and for
+// each writer.
 constexpr int kMathBarrier = 1, kDqEmptyBarrier = 2, kDqFullBarrier = 4, kDqThreads = 32 * Config::kMathWarps + 32;
 
 // What a block of threads has to do.
@@ -107,8 +108,8 @@ struct Work {
   }
 };
 
-// The steps of a block: the tiles from the last one on, and of each all query heads. Blocks whose keys the last query
-// sees begin with the same tile, so none waits long for the sums of dq.
+// The steps of a block: its tiles from the last to the first, and all query heads of each. Blocks whose keys the last
+// query sees begin with the same tile, so none waits long for the sums of dq.
 struct Step {
   int row, head;  // the tile's first query; among the heads of q
   __device__ __forceinline__ explicit Step(const Work& w) : row(w.first + (w.tiles - 1) * Config::kTile), head(0) {}
@@ -117,7 +118,7 @@ struct Step {
   }
 };
 
-// item: of the list's blocks of keys times heads, which must have it.
+// item: a number among the list's blocks of keys times heads; it must be in range.
 __device__ __forceinline__ Work work_of(const BackwardParams& p, int item) {
   const BackwardTile tile = tiles_of(p.kv_list)[item / p.num_heads_kv];
   const int head = item % p.num_heads_kv;

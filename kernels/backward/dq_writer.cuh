@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Adds dq of each step from shared memory to the sums in global memory, when all blocks of keys before this one have.
-// Three warps take pieces in turn: to see that it is a tile's turn, to add, and to let the next block know takes longer
-// than the products of a tile. The blocks before have been taken before (gradients.cu), so they run or have ended.
+// Three warps take the pieces in turn: waiting for the counter, adding and raising the counter take longer than the
+// products of a tile. Earlier blocks took their work earlier (gradients.cu), so they run or have ended.
 // If sequences overlap, because cu_seqlens_q is wrong, both count on the same tile. A counter then only runs ahead, so
 // a wait still ends.
 #pragma once

@@ -6,8 +6,8 @@
 
 namespace attune::backward {
 
-// Units of 16 bytes from the first k-step's operand to that of k-step i: K-major with lines of `rows`; and with K along
-// the rows.
+// How far the operand of k-step i is from that of the first one, in units of 16 bytes: for K-major operands with lines
+// of `rows`, and for operands with K along the rows.
 __device__ __forceinline__ constexpr int k_step(int i, int rows) { return i / 4 * (rows * 8) + i % 4 * ptx::kStepK; }
 constexpr int kStepOfRows = 16 * 128 >> 4;
 

@@ -51,8 +51,8 @@ __device__ __forceinline__ void store_scores_transposed(unsigned to, int first, 
 __device__ __forceinline__ void store_dq_piece(unsigned to, int group, int piece,
                                                const float (&x)[Config::kDqRegisters]) {
   using Tile = Config::DqTile;
-  // Addresses as an XOR of one, which has byte_of()'s swizzle by the row, take fewer registers than one for each; but
-  // not beside the softcap's.
+  // All addresses are an XOR of one that has byte_of()'s swizzle by the row: fewer registers than an address each, but
+  // with a softcap it is the other way round.
   constexpr bool kByXor = Config::kWide || !kSoftcap;
   const int row = row_of_thread();
   to += (kByXor ? Tile::byte_of(group, row, 0) : 0) + static_cast<int>(threadIdx.x) % 4 * 8;
@@ -70,7 +70,7 @@ __device__ __forceinline__ void store_transposed_dq(unsigned to, int group, cons
   using Tile = Config::DqTile;
   constexpr int kLines = Config::kLinesQk / 2, kEights = Tile::kQueries / 8, kLine = 64 * Tile::kQueries * 4;
   to += Tile::byte_of(row_of_thread(), 0) + static_cast<int>(threadIdx.x) % 4 * 8;
-  // Of the group's line, and of the odd one, where it has half of the queries.
+  // In a whole line of channels of the group; and in the odd line, of which it has half of the queries.
   const unsigned whole = to + group * kLine, odd = (to ^ group * (kEights / 2 * 32)) + 2 * kLines * kLine;
 #pragma unroll
   for (int j = 0; j < Config::kDqRegisters; j += 2) {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Computes rows of dq, dk and dv again that the gradient kernel left with a NaN or infinity: there 0 * NaN of a pair
-// that a row does not see reaches it. Here only pairs that see each other are read, one after the other, in fp32. What
-// is NaN then is NaN by its own pairs. In a block that has any, a warp looks at a row at a time. Grid: blocks of rows
-// times heads, of queries or of keys.
+// Computes rows of dq, dk and dv again that the gradient kernel left with a NaN or infinity. There a masked pair adds
+// 0 * NaN. Here only visible pairs are read, one after the other, in fp32, so a NaN that remains is the row's own. In a
+// block that has such rows, each warp takes one row at a time. Grid: blocks of rows times heads, of queries or of keys.
 #include "backward/scores.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/math.cuh"
@@ -88,7 +87,7 @@ struct Rows {
     return x;
   }
 
-  // P and dS of a pair; false: the pair counts for nothing.
+  // P and dS of a pair; false: the pair adds nothing.
   __device__ __forceinline__ bool softmax(const RowX& q, const RowX& k, const RowY& dout, const RowY& v,
                                           const RowStats& stats, const Pair& pair, float& probability,
                                           float& ds) const {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stats of every row of q: its lse in base 2, and delta = <dout, out> - dlse. With sinks the lse is with them, or
-// the stats say what the sink leaves; and each block has a sum of dsinks. Also sets the turns of dq to 0, of all tiles,
-// listed or not: a block of keys that found another value could wait for ever.
+// The stats of every row of q: its lse in base 2, and delta = <dout, out> - dlse. With sinks the lse includes
+// them, or the stats hold the share that the sink leaves, and each block sums its dsinks. Also sets the counters of
+// dq's tiles to 0, listed or not: a block of keys that found another value could wait for ever.
 // Grid: blocks of queries times query heads.
 #include "backward/sinks.cuh"
 #include "ptx/grid.cuh"
@@ -26,8 +26,8 @@ struct RowsOf {
     return p.lse[q_offset(p, s, b, p.lse_batch_stride, p.lse_row_stride) + row * p.lse_row_stride +
                  head * p.lse_head_stride];
   }
-  // The stats of a row, of <dout, out>. A row that sees nothing gives nothing, whatever its dout holds. Returns its
-  // share of -dsinks.
+  // Makes the stats of a row from <dout, out>. A row that sees nothing adds nothing, whatever its dout holds. Returns
+  // what the row adds to -dsinks.
   __device__ __forceinline__ float store(int row, float product) const {
     const float of_row = lse(row);
     const bool blind = of_row == -ptx::infinity();

@@ -9,8 +9,8 @@
 namespace attune::backward {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32, kBuckets = 1024;
-// So many blocks of a sequence stay together: they read the same rows of the other side, and add to the same sums of
-// dq, while these are in L2.
+// This many blocks of a sequence follow each other in the list: they read the same rows of the other side and add to
+// the same sums of dq, while these are in L2.
 constexpr int kRun = 4;
 
 // The rows that a block of rows sees. Of keys it is an upper bound that never grows along a sequence: so the order by
@@ -27,7 +27,7 @@ __device__ __forceinline__ int rows_seen(const BackwardParams& p, const Sequence
   return max(keys_of_query(p, s, end - 1).end - keys_of_query(p, s, begin).begin, 0);
 }
 
-// A warp has a sequence, and its lanes come to body together; of many sequences, a thread has one.
+// Each warp takes a sequence, and its lanes call body together. With many sequences each thread takes one.
 __device__ __forceinline__ bool has_warps(const BackwardParams& p) { return p.batch < kThreads; }
 
 // Calls body(b, first row, rows that it sees) for the blocks of rows, those of a sequence in order. A lane of a warp
@@ -46,8 +46,8 @@ __device__ __forceinline__ void for_each_block(const BackwardParams& p, bool of_
   }
 }
 
-// The next place in a bucket; -1: none. Lanes of a warp get theirs in order, one of those with the same bucket takes
-// them.
+// The next place in a bucket; -1: none. One lane adds for all lanes of the warp that want the same bucket, and these
+// get their places in the order of the lanes.
 __device__ __forceinline__ int take_place(bool of_warp, int bucket, int* first) {
   if (!of_warp) return atomicAdd(&first[bucket], 1);
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -58,7 +58,7 @@ __device__ __forceinline__ int take_place(bool of_warp, int bucket, int* first) 
   return __shfl_sync(0xffffffffu, at, leader) + __popc(same & ((1u << lane) - 1));
 }
 
-// Bucket 0 has the blocks that see most. shift: so that all fit.
+// The blocks that see most are in bucket 0. shift: scales the count down to the number of buckets.
 __device__ __forceinline__ int bucket_of(int seen, int shift) { return kBuckets - 1 - (seen >> shift); }
 
 __device__ __forceinline__ void list_blocks(const BackwardParams& p, bool of_keys, BackwardList* list) {
@@ -89,7 +89,8 @@ __device__ __forceinline__ void list_blocks(const BackwardParams& p, bool of_key
     all += of_warp[w];
   }
   first[thread] = before + upto - count;
-  // More than all sequences can have, where their offsets overlap: these are left out; all, if they cannot be counted.
+  // If sequences overlap (a wrong cu_seqlens), there may be more blocks than the list holds: the rest is left out, or
+  // all where they cannot be counted.
   const int most_tiles = of_keys ? p.max_kv_tiles : p.max_q_tiles;
   if (thread == 0) {
     list->num_tiles = all > 0x7fffffff ? 0 : min(static_cast<int>(all), most_tiles);

@@ -12,11 +12,11 @@ struct Sink {
   float gap;  // sink - lse, in base 2
 
   __device__ __forceinline__ Sink(float sink, float lse) : gap((sink - lse) * common::kLog2e) {}
-  // What it leaves to the keys, and what it has itself.
+  // The sum of P that the keys keep, and the sink's own P.
   __device__ __forceinline__ float share() const { return ptx::reciprocal_approx(1.0f + ptx::exp2_approx(gap)); }
   __device__ __forceinline__ float probability() const { return ptx::reciprocal_approx(1.0f + ptx::exp2_approx(-gap)); }
-  // Stats of a row without the sink, and without dlse, get it: in the lse, or beside it. A sink of infinity leaves
-  // nothing, but the row sees its keys.
+  // Adds the sink to stats that have neither it nor dlse: to the lse, or as a share beside it. An infinite sink makes
+  // the share 0, but the row still sees its keys.
   __device__ __forceinline__ void add_to(kernels::RowStats& stats) const {
     const float more = fmaxf(gap, 0.0f) + ptx::log2_approx(1.0f + ptx::exp2_approx(-fabsf(gap)));
     stats.lse2 = gap == ptx::infinity() ? 3e38f : stats.lse2 + more;

@@ -22,15 +22,16 @@ class Softmax {
     if constexpr (kAlibi) ahead_ = work.s.num_keys - work.s.num_q + column_ - key;
   }
 
-  // Whether all scores of the warp count, of the tile that begins at query `row`.
+  // Whether no score of the warp is masked in the tile that begins at query `row`.
   __device__ __forceinline__ bool all_seen(int row) const {
     const int first = row + column_;
     const bool mine =
         max(seen_[0].begin, seen_[1].begin) <= first && first + kScores * 2 - 7 < min(seen_[0].end, seen_[1].end);
     return !__any_sync(0xffffffffu, !mine);
   }
-  // s becomes the factor of dS, and packed P: the same, but for a softcap, whose slope the factor has, and for shares
-  // of sinks, which it has not. The stats of the tile are in `stage`. slope: of ALiBi.
+  // Turns scores s into the factor of dS (without sinks dS = factor * (dP - delta)) and into packed P. They differ in
+  // two cases: the factor also has the softcap's slope, and P the share that a sink leaves. The tile's stats are in
+  // `stage`. slope: of ALiBi.
   __device__ __forceinline__ void forward(bool all_seen, int row, int stage, float slope, float (&s)[kScores],
                                           unsigned (&packed)[kScores / 2]) const {
     if constexpr (kSinkShares || kSoftcap || kAlibi) {
@@ -41,7 +42,7 @@ class Softmax {
       pack(s, packed);
     }
   }
-  // d, dP, becomes dS. s: its factor.
+  // Turns d from dP into dS. s: the factor of dS.
   __device__ __forceinline__ void backward(bool all_seen, int row, int stage, const float (&s)[kScores],
                                            float (&d)[kScores]) const {
     map(all_seen, row, stage, d, [&](int i, const RowStats& stats) {
@@ -98,7 +99,7 @@ class Softmax {
     return Config::kMmaType == ptx::Type::kBf16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
   }
 
-  // Where P is not the factor of dS; pair by pair, as the registers have no room for both.
+  // Computes P where it differs from the factor of dS, pair by pair: the registers have no room for both.
   __device__ __forceinline__ void make_factors_and_p(bool all_seen, int row, int stage, float slope,
                                                      float (&s)[kScores], unsigned (&packed)[kScores / 2]) const {
     const float ahead = kAlibi ? static_cast<float>(row + ahead_) : 0.0f;

@@ -49,7 +49,7 @@ struct TileOfDq {
   bool eights;
 
   __device__ __forceinline__ bool has(int row) const { return begin + row < s.num_q; }
-  // Whether anybody has added to a row. Else nobody may have written there.
+  // Whether any block has added to a row. If not, its sums hold whatever was in memory.
   __device__ __forceinline__ bool sees(int row) const {
     const Span keys = keys_of_query(p, s, begin + row);
     return has(row) && keys.begin < keys.end;

@@ -33,7 +33,7 @@ __device__ inline void put(Stored& to, const Pair& pair) {
 
 // Keys of the sequence's extent, whether in use or not.
 __device__ inline Extent keys_there(const OracleParams& f, long long b) {
-  return extent_of(f.k, f.cu_seqlens_k, false, b);
+  return extent_of(f.k, f.cu_seqlens_kv, false, b);
 }
 
 __device__ inline long long sequence_of_key(const BackwardOracleParams& p, long long row) {

@@ -53,7 +53,7 @@ __device__ inline Sequence sequence_at(const OracleParams& p, long long b) {
     if (!is_sparse(p) && used > 0)
       s.num_cached = p.cache.ring_capacity > 0 ? used : clamp(used, 0, cache_capacity(p.cache));
   } else {
-    s.dense = extent_of(p.k, p.cu_seqlens_k, false, b);
+    s.dense = extent_of(p.k, p.cu_seqlens_kv, false, b);
     if (present(p.seqused_kv)) s.dense.count = clamp(used, 0, s.dense.count);
   }
   return s;

@@ -3,6 +3,8 @@
 // Compiled by NVRTC and by the host's compiler; no standard headers.
 #pragma once
 
+#include "common/attention_fields.h"
+
 namespace attune::oracle {
 
 constexpr int kMaxRank = 6;
@@ -36,25 +38,25 @@ struct Cache {
   long long num_pages, page_size, ring_capacity;  // page_size is never 0
 };
 
-// Fields of the descriptor by their names there. Resolved by the host: cu_seqlens_k, of the dense keys, which may be
-// those of the queries; head_dim_v; softmax_scale.
+namespace kinds {  // of fields of the descriptor (common/attention_fields.h)
+using Input = Tensor;
+using Bits = Tensor;
+using Cache = oracle::Cache;
+using ReadCache = oracle::Cache;
+using Bool = int;
+using Int32 = int;
+using Int64 = long long;
+using Float = double;
+}  // namespace kinds
+
 struct OracleParams {
+  // As in the descriptor, but that q, k and v are float64 where a prologue has changed them, and that the host resolves
+  // cu_seqlens_kv, which may be those of the queries, and softmax_scale.
+#define ATTUNE_FIELD(name, kind) kinds::kind name;
+  ATTUNE_ATTENTION_INPUTS(ATTUNE_FIELD)
+#undef ATTUNE_FIELD
   long long rows, batch;
   int heads_q, heads_kv, head_dim_qk, head_dim_v;
-  Tensor q, k, v;  // q, k, v are float64 where a prologue has changed them
-  Tensor cu_seqlens_q, cu_seqlens_k, seqused_kv;
-  Cache cache, extra_cache;
-  Tensor indices, topk_length, extra_indices, extra_topk_length;
-  Tensor cache_indirection, beam_prompt_length;
-  long long beam_width;
-  int causal;
-  long long window_left, window_right;
-  Tensor mask_bits, mask_start, bidirectional_ranges, finished;
-  int skip_decode, zero_finished;
-  double softmax_scale, softcap;
-  Tensor alibi_slopes, bias, new_token_bias, t5_bias, sinks;
-  int alibi_sqrt, t5_bidirectional;
-  long long t5_max_distance;
 
   // Results, as those of reference/reference.h: [rows, heads_q, head_dim_v] and [rows, heads_q].
   double *out, *pv_abs, *v_abs;

@@ -4,6 +4,7 @@
 
 #include "common/host_device.h"
 #include "common/kinds.h"
+#include "common/kv_scale.h"
 #include "common/prologue_params.h"
 
 namespace attune::kernels {
@@ -24,13 +25,6 @@ struct KvPlane {
   int pack;
   int contiguous;    // the elements of a row follow each other
   int table_is_own;  // V: page ids are in v_page_table
-};
-
-// x = code * scale.
-struct KvScale {
-  const float* data;
-  long long page_stride, slot_stride, head_stride;  // in elements
-  ScaleMode mode;
 };
 
 // A bias [heads][rows][columns] of a float dtype; 0 beyond its rows and columns. data null: absent.

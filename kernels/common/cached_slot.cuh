@@ -44,7 +44,7 @@ __device__ __forceinline__ float scale_of(const WorkTileParams& p, const kernels
   if (scale.mode == ScaleMode::kHead) return scale.data[kv_head * scale.head_stride];
   const Slot s = find_slot(p, t.batch, key, values);
   if (!is_there(p, s.page)) return 0.0f;
-  return scale.data[s.page * scale.page_stride + s.slot * scale.slot_stride + kv_head * scale.head_stride];
+  return *scale.at(s.page, s.slot, kv_head);
 }
 
 }  // namespace attune::common

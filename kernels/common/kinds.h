@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kinds of mask, score term and scale, numbered once for host and device: values of the axes of the host's coverage
-// (core/kernel.h), bits of ATTUNE_MASK and ATTUNE_SCORE, and the mode of a cache's scales. Compiled by NVRTC and by the
-// host's compiler; no standard headers.
+// The kinds of mask, score term and scale, numbered and named once for host and device: values of the axes of the
+// host's coverage (core/kernel.h), bits of ATTUNE_MASK and ATTUNE_SCORE, and the mode of a cache's scales. Compiled by
+// NVRTC and by the host's compiler; no standard headers.
 #pragma once
 
 namespace attune {
 
 namespace use {
 
-// ATTUNE_MASK has kBits and kRanges: kernels are compiled for them. The others are parameters.
+// ATTUNE_MASK has those of kCompiledMasks. The others are parameters.
 enum Masks : unsigned {
   kNoMask = 1,
   kCausal = 2,
@@ -16,8 +16,10 @@ enum Masks : unsigned {
   kBits = 8,
   kRanges = 16,
   kFinished = 32,
-  kSkipDecode = 64
+  kSkipDecode = 64,
+  kCompiledMasks = kBits | kRanges
 };
+#define ATTUNE_MASK_NAMES "none", "causal", "window", "bits", "bidirectional ranges", "finished rows", "skip decode"
 
 // ATTUNE_SCORE has kSoftcap, kAlibi, kAlibiSqrt, kBias (of either bias) and kT5; 0: scaled products alone.
 enum Scores : unsigned {
@@ -31,9 +33,12 @@ enum Scores : unsigned {
   kSinks = 128,
   kTables = kBias | kT5  // what is looked up key by key
 };
+#define ATTUNE_SCORE_NAMES \
+  "scale", "softcap", "ALiBi", "ALiBi sqrt", "bias table", "new-token bias", "T5 buckets", "sinks"
 
 // Bit i is ScaleMode i.
 enum KvScales : unsigned { kNoScale = 1, kPerTensor = 2, kPerHead = 4, kPerTokenHead = 8 };
+#define ATTUNE_KV_SCALE_NAMES "none", "per tensor", "per head", "per token and head"
 
 }  // namespace use
 

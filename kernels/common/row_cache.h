@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows and caches for the kernels beside attention. Compiled by NVRTC and by the host's compiler; no standard headers.
-// Strides are in bytes.
+// Strides are in bytes, but for those of scales.
 #pragma once
 
-#include "common/kinds.h"
+#include "common/kv_scale.h"
 #include "common/prologue_params.h"
 
 namespace attune::kernels {
@@ -23,16 +23,9 @@ struct RowPlane {
   int pack, dtype;
 };
 
-// x = code * scale.
-struct RowScale {
-  char* data;
-  long long page_stride, slot_stride, head_stride;
-  ScaleMode mode;
-};
-
 struct RowCache {
   RowPlane k, v;
-  RowScale k_scale, v_scale;
+  KvScale k_scale, v_scale;
   IntTable page_table, v_page_table, batch_index;
   long long num_pages, page_size, capacity;  // capacity: most tokens of a sequence
   long long ring_capacity;

@@ -17,10 +17,7 @@ __device__ __forceinline__ float scale_of_row(const kernels::KvScale& scale, int
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, step));
   const float chosen = common::token_scale(Config::kKvType, amax);
-  if (threadIdx.x % 32 == 0) {
-    const_cast<float*>(scale.data)[page * scale.page_stride + offset * scale.slot_stride + head * scale.head_stride] =
-        chosen;
-  }
+  if (threadIdx.x % 32 == 0) *scale.at(page, offset, head) = chosen;
   return chosen;
 }
 

@@ -88,8 +88,7 @@ class Keys {
     return p_.rows.cache.k.data + s.page * p_.rows.cache.k.page_stride + s.offset * p_.rows.cache.k.slot_stride;
   }
   __device__ __forceinline__ const char* scale_at(const Slot& s) const {
-    const kernels::RowScale& t = p_.rows.cache.k_scale;
-    return t.data + s.page * t.page_stride + s.offset * t.slot_stride;
+    return reinterpret_cast<const char*>(p_.rows.cache.k_scale.at(s.page, s.offset, 0));
   }
 
   // Key r of the quad, from the lane that looked it up.

@@ -94,11 +94,8 @@ __device__ __forceinline__ void run_block(const IndexScoresParams& p, long long 
   float* const to =
       reinterpret_cast<float*>(score_row(p.rows, p.scores, row) + key * p.scores.column_stride);
   if (scored && key >= range.begin && key < range.end) {
-    const kernels::RowScale& scale = p.rows.cache.k_scale;
-    if (slot.page >= 0 && scale.mode != ScaleMode::kNone) {
-      score *= *reinterpret_cast<const float*>(scale.data + slot.page * scale.page_stride +
-                                               slot.offset * scale.slot_stride);
-    }
+    const KvScale& scale = p.rows.cache.k_scale;
+    if (slot.page >= 0 && scale.mode != ScaleMode::kNone) score *= *scale.at(slot.page, slot.offset, 0);
     *to = slot.page < 0 ? -ptx::infinity() : score;
   } else if (p.clear && key < p.num_columns && !(key >= range.begin && key < range.end)) {
     *to = -ptx::infinity();

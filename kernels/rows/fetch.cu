@@ -55,11 +55,11 @@ __device__ __forceinline__ void start_row(const FetchParams& p, const TokenAddre
   r.in_cache = row != nullptr;
   if (!r.in_cache) return;
   const RowPlane& plane = r.of_v ? p.cache.v : p.cache.k;
-  const RowScale& scale = r.of_v ? p.cache.v_scale : p.cache.k_scale;
+  const KvScale& scale = r.of_v ? p.cache.v_scale : p.cache.k_scale;
   row += head * plane.head_stride;
   float of_row = 1.0f;
   if (kFormat == 0 && scale_mode(scale) != ScaleMode::kNone)
-    of_row = *reinterpret_cast<const float*>(global(scales + head * scale.head_stride));
+    of_row = *reinterpret_cast<const float*>(global(scales + 4 * head * scale.head_stride));
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
     const Unit unit = plain_unit(r.of_v ? p.head_dim_v : p.head_dim_qk, lane, u);

@@ -7,8 +7,8 @@
 
 namespace attune::rows {
 
+using kernels::KvScale;
 using kernels::RowPlane;
-using kernels::RowScale;
 using kernels::RowTensor;
 using common::Unit;
 
@@ -22,7 +22,7 @@ constexpr int kRowType = ATTUNE_ROW_TYPE;  // of dense rows that are read (store
 constexpr int kOutType = ATTUNE_OUT_TYPE;  // of outputs of store
 constexpr int kCacheType = ATTUNE_CACHE_TYPE;
 constexpr int kFormat = ATTUNE_FORMAT;     // 0: plain; else MlaRow's
-constexpr int kScales = ATTUNE_SCALES;     // RowScale::mode, or kScalesAtRunTime
+constexpr int kScales = ATTUNE_SCALES;     // KvScale::mode, or kScalesAtRunTime
 constexpr int kHeadDim = ATTUNE_HEAD_DIM;  // of K and V; 0: known at run time
 
 static_assert(kWidth == 8 || kWidth == 1, "runs of 8 that are aligned, or single channels");
@@ -32,7 +32,7 @@ static_assert(kFormat == 0 || kLanes == 32, "a warp takes a packed row, whose sc
 __device__ __forceinline__ constexpr int type_of(int compiled, int at_run_time) {
   return compiled != 0 ? compiled : at_run_time;
 }
-__device__ __forceinline__ ScaleMode scale_mode(const RowScale& s) {
+__device__ __forceinline__ ScaleMode scale_mode(const KvScale& s) {
   return kScales == kernels::kScalesAtRunTime ? s.mode : static_cast<ScaleMode>(kScales);
 }
 
@@ -42,8 +42,8 @@ __device__ __forceinline__ char* row_at(const RowTensor& t, long long outer, lon
 __device__ __forceinline__ char* row_at(const RowPlane& t, long long page, long long offset) {
   return t.data + page * t.page_stride + offset * t.slot_stride;
 }
-__device__ __forceinline__ char* scale_at(const RowScale& t, long long page, long long offset) {
-  return t.data + page * t.page_stride + offset * t.slot_stride;
+__device__ __forceinline__ char* scale_at(const KvScale& t, long long page, long long offset) {
+  return reinterpret_cast<char*>(t.at(page, offset, 0));
 }
 
 // Byte offset of a channel in its row.

@@ -10,7 +10,7 @@ namespace attune::kernels {
 
 constexpr int kRowsThreads = 256;    // of a block
 constexpr int kMaxTileTokens = 128;  // tokens that a block takes
-constexpr int kScalesAtRunTime = 9;  // ATTUNE_SCALES: look at RowScale::mode
+constexpr int kScalesAtRunTime = 9;  // ATTUNE_SCALES: look at KvScale::mode
 
 // The rows, and their tokens' sequences or slots.
 struct RowTokens {

@@ -118,7 +118,7 @@ __device__ __forceinline__ void start_row(const StoreParams& p, const TokenAddre
   if (kPrepare && r.out != nullptr) r.out += r.head * p.out[r.part].head_stride;
   if (kFormat == 0 && r.cache != nullptr) {
     r.cache += r.head * (of_v ? p.cache.v : p.cache.k).head_stride;
-    if (kScales != 0) r.scale += r.head * (of_v ? p.cache.v_scale : p.cache.k_scale).head_stride;
+    if (kScales != 0) r.scale += 4 * r.head * (of_v ? p.cache.v_scale : p.cache.k_scale).head_stride;
   }
   const int dtype = type_of(kRowType, in.dtype);
 #pragma unroll

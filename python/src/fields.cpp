@@ -3,6 +3,8 @@
 
 #include <cstring>
 
+#include "common/attention_fields.h"
+
 namespace attune::python {
 namespace {
 
@@ -113,10 +115,11 @@ void fill_field(std::byte* base, const Field& field, const char* scope, nb::hand
       *static_cast<int32_t*>(to) = from_name(name.text(), value, kIndexForms);
       return;
     case Kind::kCache:
+    case Kind::kReadCache:
       if (!nb::isinstance(value, classes().kv_cache))
         type_error(name.text() + " is " + text(nb::repr(value)) + "; an attune.KVCache is expected");
       return fill_from_record(to, kv_cache_table(), classes().kv_cache,
-                              std::strcmp(field.name, "cache") == 0 ? "cache." : "extra_cache.", value, arrays);
+                              field.kind == Kind::kCache ? "cache." : "extra_cache.", value, arrays);
     case Kind::kPrologue:
       if (!nb::isinstance(value, classes().prologue))
         type_error(name.text() + " is " + text(nb::repr(value)) + "; an attune.Prologue is expected");
@@ -160,6 +163,7 @@ const char* kind_name(Kind kind) {
     case Kind::kInt32x3:
       return "ints";
     case Kind::kCache:
+    case Kind::kReadCache:
       return "cache";
     case Kind::kPrologue:
       return "prologue";
@@ -233,53 +237,8 @@ attune_kv_format format_from_name(nb::handle name) {
   { #name, Kind::kind, offsetof(type, name) }
 
 const Table& attention_table() {
-#define A(name, kind) FIELD(attune_attention, name, kind)
-  static constexpr Field kFields[] = {
-      A(q, kInput),
-      A(cu_seqlens_q, kInput),
-      A(k, kInput),
-      A(v, kInput),
-      A(cu_seqlens_kv, kInput),
-      A(cache, kCache),
-      A(seqused_kv, kInput),
-      A(indices, kInput),
-      A(topk_length, kInput),
-      A(extra_cache, kCache),
-      A(extra_indices, kInput),
-      A(extra_topk_length, kInput),
-      A(cache_indirection, kInput),
-      A(beam_prompt_length, kInput),
-      A(beam_width, kInt32),
-      A(causal, kBool),
-      A(window_left, kInt64),
-      A(window_right, kInt64),
-      A(mask_bits, kBits),
-      A(mask_start, kInput),
-      A(bidirectional_ranges, kInput),
-      A(finished, kInput),
-      A(skip_decode, kBool),
-      A(zero_finished, kBool),
-      A(softmax_scale, kFloat),
-      A(softcap, kFloat),
-      A(alibi_slopes, kInput),
-      A(alibi_sqrt, kBool),
-      A(bias, kInput),
-      A(new_token_bias, kInput),
-      A(t5_bias, kInput),
-      A(t5_max_distance, kInt64),
-      A(t5_bidirectional, kBool),
-      A(sinks, kInput),
-      A(prologue, kPrologue),
-      A(out, kOutput),
-      A(out_scale, kInput),
-      A(lse, kOutput),
-      A(max_logits, kOutput),
-      A(head_dim_v, kInt64),
-      A(max_seqlen_q, kInt64),
-      A(max_seqlen_kv, kInt64),
-      A(batch_invariant, kBool),
-      A(allow_tf32, kBool),
-  };
+#define A(name, kind) FIELD(attune_attention, name, k##kind),
+  static constexpr Field kFields[] = {ATTUNE_ATTENTION_FIELDS(A)};
 #undef A
   static const Table* table = new Table(kFields);
   return *table;

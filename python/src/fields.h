@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The structs of the C ABI as tables of fields: a keyword argument has the name of its field, and that is all the
-// binding knows about it. tests/test_surface.py holds the tables against attune.h.
+// binding knows about it. Those of attune_attention: common/attention_fields.h. tests/test_surface.py holds the tables
+// against attune.h.
 #pragma once
 
 #include <cstddef>
@@ -27,6 +28,7 @@ enum class Kind : uint8_t {
   kRopeStyle,  // attune_rope_style by name
   kIndexForm,  // attune_index_form by name
   kCache,      // attune_kv_cache from the attributes of a KVCache
+  kReadCache,  // the same for extra_cache, which nothing writes
   kPrologue,   // attune_prologue from the attributes of a Prologue
 };
 

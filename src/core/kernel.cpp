@@ -18,10 +18,10 @@ constexpr AxisInfo kAxes[kNumAxes] = {
       "ring buffer", "beams"}},
     {"KV format",
      {"float32", "float16", "bfloat16", "e4m3", "e5m2", "int8", "MLA-656", "MLA-584", "V part of K", "V beside K"}},
-    {"KV scales", {"none", "per tensor", "per head", "per token and head"}},
+    {"KV scales", {ATTUNE_KV_SCALE_NAMES}},
     {"KV layout", {"NHD", "HND", "x-packed", "bytes"}},
-    {"mask", {"none", "causal", "window", "bits", "bidirectional ranges", "finished rows", "skip decode"}},
-    {"score", {"scale", "softcap", "ALiBi", "ALiBi sqrt", "bias table", "new-token bias", "T5 buckets", "sinks"}},
+    {"mask", {ATTUNE_MASK_NAMES}},
+    {"score", {ATTUNE_SCORE_NAMES}},
     {"prologue", {"none", "dequantise", "bias", "IA3", "RoPE", "mRoPE", "log-n", "append", "power-of-two scales"}},
     {"output", {"float32", "float16", "bfloat16", "e4m3", "lse", "max_logits"}},
     {"determinism", {"run to run", "batch invariant"}},
@@ -92,23 +92,8 @@ Traits traits_of(const Problem& p, const attune_attention& a) {
     add_cache(t, dense, ATTUNE_KV_NHD);
   }
 
-  uint32_t& mask = t[Axis::kMask];
-  if (p.causal) mask |= use::kCausal;
-  if (p.window_left >= 0 || p.window_right >= 0) mask |= use::kWindow;
-  if (p.has_mask_bits) mask |= use::kBits;
-  if (present(a.bidirectional_ranges)) mask |= use::kRanges;
-  if (present(a.finished)) mask |= use::kFinished;
-  if (p.skip_decode) mask |= use::kSkipDecode;
-  if (mask == 0) mask = use::kNoMask;
-
-  uint32_t& score = t[Axis::kScore];
-  score = use::kPlain;
-  if (p.softcap > 0) score |= use::kSoftcap;
-  if (p.alibi) score |= p.alibi_sqrt ? use::kAlibiSqrt : use::kAlibi;
-  if (p.bias) score |= use::kBias;
-  if (p.new_token_bias) score |= use::kNewTokenBias;
-  if (p.t5_bias) score |= use::kT5;
-  if (p.sinks) score |= use::kSinks;
+  t[Axis::kMask] = p.mask_kinds() != 0 ? p.mask_kinds() : use::kNoMask;
+  t[Axis::kScore] = use::kPlain | p.score_kinds();
 
   uint32_t& prologue = t[Axis::kPrologue];
   const Prologue& g = p.prologue;

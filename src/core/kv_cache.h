@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "attune/attune.h"
-#include "common/kinds.h"
+#include "common/kv_scale.h"
 #include "core/kv_format.h"
 #include "core/tensor.h"
 
@@ -27,18 +27,6 @@ struct KvPlane {
     return data + (page * page_stride + offset * slot_stride + head * head_stride) * element_size;
   }
   int64_t element(int64_t d) const { return (d / pack) * outer_stride + (d % pack) * inner_stride; }
-};
-
-struct KvScale {
-  using Mode = ScaleMode;
-  Mode mode = Mode::kNone;
-  float* data = nullptr;
-  int64_t page_stride = 0, slot_stride = 0, head_stride = 0;
-
-  bool by_token() const { return mode == Mode::kTokenHead; }  // computed and written with the rows; else only read
-  float* at(int64_t page, int64_t offset, int64_t head) const {
-    return data + page * page_stride + offset * slot_stride + head * head_stride;
-  }
 };
 
 struct KvSlot {

@@ -253,6 +253,7 @@ void read_mask(Problem& p, const attune_attention& a, Data data) {
     check_tensor("bidirectional_ranges", t, {ATTUNE_INT32}, {3}, data);
     check_extent("bidirectional_ranges", t, 0, p.batch, "batch");
     check_extent("bidirectional_ranges", t, 2, 2, "first and last");
+    p.has_ranges = true;
     p.ranges = static_cast<const int32_t*>(t.data);
     p.num_ranges = t.shape[1];
     p.range_batch_stride = t.stride[0];
@@ -262,6 +263,7 @@ void read_mask(Problem& p, const attune_attention& a, Data data) {
   if (present(a.finished)) {
     check_tensor("finished", a.finished, {ATTUNE_UINT8}, {1}, data);
     check_extent("finished", a.finished, 0, p.batch, "batch");
+    p.has_finished = true;
     p.finished = static_cast<const uint8_t*>(a.finished.data);
     p.finished_stride = a.finished.stride[0];
   }

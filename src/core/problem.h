@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "attune/attune.h"
+#include "common/kinds.h"
 #include "core/kv_cache.h"
 #include "core/prologue.h"
 #include "core/tensor.h"
@@ -69,7 +70,9 @@ struct Problem {
   bool has_mask_bits = false;
   IntView mask_start;
   const int32_t* ranges = nullptr;
+  bool has_ranges = false;
   int64_t num_ranges = 0, range_batch_stride = 0, range_stride = 0, range_end_stride = 0;
+  bool has_finished = false;
   const uint8_t* finished = nullptr;
   int64_t finished_stride = 0;
   bool skip_decode = false, zero_finished = false;
@@ -88,6 +91,17 @@ struct Problem {
   const float* out_scale = nullptr;
   bool batch_invariant = false, allow_tf32 = false;
 
+  // What the descriptor uses, of use::Masks and use::Scores (kernels/common/kinds.h).
+  uint32_t mask_kinds() const {
+    return (causal ? use::kCausal : 0u) | (window_left >= 0 || window_right >= 0 ? use::kWindow : 0u) |
+           (has_mask_bits ? use::kBits : 0u) | (has_ranges ? use::kRanges : 0u) | (has_finished ? use::kFinished : 0u) |
+           (skip_decode ? use::kSkipDecode : 0u);
+  }
+  uint32_t score_kinds() const {
+    return (softcap > 0 ? use::kSoftcap : 0u) | (alibi ? (alibi_sqrt ? use::kAlibiSqrt : use::kAlibi) : 0u) |
+           (bias ? use::kBias : 0u) | (new_token_bias ? use::kNewTokenBias : 0u) | (t5_bias ? use::kT5 : 0u) |
+           (sinks ? use::kSinks : 0u);
+  }
   // True if anything but the plain scale changes the scores.
   bool has_score_terms() const { return softcap > 0 || alibi || bias || new_token_bias || t5_bias; }
   bool is_finished(int64_t b) const { return finished != nullptr && finished[b * finished_stride] != 0; }

@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "attune/attune.h"
+#include "common/attention_fields.h"
 
 namespace attune {
 
@@ -49,38 +50,36 @@ struct TensorFields;
       ATTUNE_READ(prologue.ia3_task), ATTUNE_READ(prologue.rope_cos_sin), ATTUNE_READ(prologue.rope_table_index), \
       ATTUNE_READ(prologue.positions), ATTUNE_READ(prologue.logn)
 
+// A row of ATTUNE_ATTENTION_FIELDS: the tensors that it has.
+#define ATTUNE_TENSORS(name, kind) ATTUNE_TENSORS_##kind(name)
+#define ATTUNE_TENSORS_Input(name) ATTUNE_READ(name),
+#define ATTUNE_TENSORS_Bits(name) ATTUNE_READ(name),
+#define ATTUNE_TENSORS_Output(name) ATTUNE_WRITTEN(name),
+#define ATTUNE_TENSORS_Cache(name) ATTUNE_OWN_CACHE,
+#define ATTUNE_TENSORS_ReadCache(name) ATTUNE_READ_CACHE(name),
+#define ATTUNE_TENSORS_Prologue(name) ATTUNE_PROLOGUE,
+#define ATTUNE_TENSORS_Bool(name)
+#define ATTUNE_TENSORS_Int32(name)
+#define ATTUNE_TENSORS_Int64(name)
+#define ATTUNE_TENSORS_Float(name)
+
 template <>
 struct TensorFields<attune_attention> {
   using Op = attune_attention;
-  static constexpr TensorField kAll[] = {ATTUNE_READ(q),
-                                         ATTUNE_READ(cu_seqlens_q),
-                                         ATTUNE_READ(k),
-                                         ATTUNE_READ(v),
-                                         ATTUNE_READ(cu_seqlens_kv),
-                                         ATTUNE_OWN_CACHE,
-                                         ATTUNE_READ(seqused_kv),
-                                         ATTUNE_READ(indices),
-                                         ATTUNE_READ(topk_length),
-                                         ATTUNE_READ_CACHE(extra_cache),
-                                         ATTUNE_READ(extra_indices),
-                                         ATTUNE_READ(extra_topk_length),
-                                         ATTUNE_READ(cache_indirection),
-                                         ATTUNE_READ(beam_prompt_length),
-                                         ATTUNE_READ(mask_bits),
-                                         ATTUNE_READ(mask_start),
-                                         ATTUNE_READ(bidirectional_ranges),
-                                         ATTUNE_READ(finished),
-                                         ATTUNE_READ(alibi_slopes),
-                                         ATTUNE_READ(bias),
-                                         ATTUNE_READ(new_token_bias),
-                                         ATTUNE_READ(t5_bias),
-                                         ATTUNE_READ(sinks),
-                                         ATTUNE_PROLOGUE,
-                                         ATTUNE_WRITTEN(out),
-                                         ATTUNE_READ(out_scale),
-                                         ATTUNE_WRITTEN(lse),
-                                         ATTUNE_WRITTEN(max_logits)};
+  static constexpr TensorField kAll[] = {ATTUNE_ATTENTION_FIELDS(ATTUNE_TENSORS)};
 };
+
+#undef ATTUNE_TENSORS_Float
+#undef ATTUNE_TENSORS_Int64
+#undef ATTUNE_TENSORS_Int32
+#undef ATTUNE_TENSORS_Bool
+#undef ATTUNE_TENSORS_Prologue
+#undef ATTUNE_TENSORS_ReadCache
+#undef ATTUNE_TENSORS_Cache
+#undef ATTUNE_TENSORS_Output
+#undef ATTUNE_TENSORS_Bits
+#undef ATTUNE_TENSORS_Input
+#undef ATTUNE_TENSORS
 
 template <>
 struct TensorFields<attune_attention_backward> {  // beside those of the forward's descriptor

@@ -10,6 +10,11 @@
 #include "core/tables.h"
 
 namespace attune::cpu {
+
+constexpr uint32_t kScoreMasks = use::kCausal | use::kWindow | use::kBits | use::kRanges;
+constexpr uint32_t kScoreTerms =
+    use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kBias | use::kNewTokenBias | use::kT5;
+
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();

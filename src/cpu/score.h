@@ -10,9 +10,7 @@
 namespace attune::cpu {
 
 // What these functions know: the masks and terms that a kernel which calls them covers.
-inline constexpr uint32_t kScoreMasks = use::kCausal | use::kWindow | use::kBits | use::kRanges;
-inline constexpr uint32_t kScoreTerms =
-    use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kBias | use::kNewTokenBias | use::kT5;
+extern const uint32_t kScoreMasks, kScoreTerms;
 
 // T5 bucket of every distance within max_distance, built once a plan.
 struct T5Buckets {

@@ -53,41 +53,18 @@ attune_tensor cuts_of_keys(const attune_attention& a, int64_t rows) {
   return shared ? a.cu_seqlens_q : a.cu_seqlens_kv;
 }
 
-// Every field that is as in the descriptor.
+void copy(const attune_tensor& from, oracle::Tensor& to) { to = as_tensor(from); }
+void copy(const attune_kv_cache& from, oracle::Cache& to) { to = as_cache(from); }
+void copy(int32_t from, int& to) { to = from; }
+void copy(int64_t from, long long& to) { to = from; }
+void copy(float from, double& to) { to = from; }
+
+// Every field as it is in the descriptor.
 oracle::OracleParams as_params(const attune_attention& a) {
   oracle::OracleParams p{};
-  p.q = as_tensor(a.q);
-  p.k = as_tensor(a.k);
-  p.v = as_tensor(a.v);
-  p.cu_seqlens_q = as_tensor(a.cu_seqlens_q);
-  p.seqused_kv = as_tensor(a.seqused_kv);
-  p.cache = as_cache(a.cache);
-  p.extra_cache = as_cache(a.extra_cache);
-  p.indices = as_tensor(a.indices);
-  p.topk_length = as_tensor(a.topk_length);
-  p.extra_indices = as_tensor(a.extra_indices);
-  p.extra_topk_length = as_tensor(a.extra_topk_length);
-  p.cache_indirection = as_tensor(a.cache_indirection);
-  p.beam_prompt_length = as_tensor(a.beam_prompt_length);
-  p.beam_width = a.beam_width;
-  p.causal = a.causal;
-  p.window_left = a.window_left;
-  p.window_right = a.window_right;
-  p.mask_bits = as_tensor(a.mask_bits);
-  p.mask_start = as_tensor(a.mask_start);
-  p.bidirectional_ranges = as_tensor(a.bidirectional_ranges);
-  p.finished = as_tensor(a.finished);
-  p.skip_decode = a.skip_decode;
-  p.zero_finished = a.zero_finished;
-  p.softcap = a.softcap;
-  p.alibi_slopes = as_tensor(a.alibi_slopes);
-  p.bias = as_tensor(a.bias);
-  p.new_token_bias = as_tensor(a.new_token_bias);
-  p.t5_bias = as_tensor(a.t5_bias);
-  p.sinks = as_tensor(a.sinks);
-  p.alibi_sqrt = a.alibi_sqrt;
-  p.t5_bidirectional = a.t5_bidirectional;
-  p.t5_max_distance = a.t5_max_distance;
+#define ATTUNE_COPY(name, kind) copy(a.name, p.name);
+  ATTUNE_ATTENTION_INPUTS(ATTUNE_COPY)
+#undef ATTUNE_COPY
   return p;
 }
 
@@ -127,7 +104,7 @@ oracle::OracleParams described(const Problem& problem) {
   p.head_dim_v = static_cast<int>(op.head_dim_v);
   attune_attention keys = a;
   keys.cu_seqlens_kv = cuts_of_keys(a, op.num_rows);
-  p.cu_seqlens_k = as_tensor(problem.arena().on_device(keys).cu_seqlens_kv);
+  p.cu_seqlens_kv = as_tensor(problem.arena().on_device(keys).cu_seqlens_kv);
   p.softmax_scale = a.softmax_scale != 0 ? static_cast<double>(a.softmax_scale) : 1.0 / std::sqrt(p.head_dim_qk);
   return p;
 }

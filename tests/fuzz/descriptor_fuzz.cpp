@@ -8,6 +8,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "cases/backward_problem.h"
@@ -192,42 +193,42 @@ void damage_contents(Input& input, const Arena& arena, const std::vector<NamedTe
 }
 
 void damage_numbers(Input& input, attune_attention& a) {
-  int32_t* const flags[] = {&a.beam_width,
-                            &a.causal,
-                            &a.skip_decode,
-                            &a.zero_finished,
-                            &a.alibi_sqrt,
-                            &a.t5_bidirectional,
-                            &a.batch_invariant,
-                            &a.allow_tf32,
-                            &a.cache.format,
-                            &a.cache.layout,
-                            &a.extra_cache.format,
-                            &a.extra_cache.layout,
-                            &a.prologue.rope_interleaved,
-                            &a.prologue.mrope_section[0],
-                            &a.prologue.mrope_section[2],
-                            &a.prologue.mrope_interleaved,
-                            &a.prologue.append,
-                            &a.prologue.power_of_two_scales};
-  int64_t* const sizes[] = {&a.window_left,         &a.window_right,        &a.t5_max_distance,
-                            &a.head_dim_v,          &a.max_seqlen_q,        &a.max_seqlen_kv,
-                            &a.cache.page_size,     &a.cache.ring_capacity, &a.extra_cache.page_size,
-                            &a.prologue.rope_offset};
+  std::vector<int32_t*> flags = {&a.cache.format,
+                                 &a.cache.layout,
+                                 &a.extra_cache.format,
+                                 &a.extra_cache.layout,
+                                 &a.prologue.rope_interleaved,
+                                 &a.prologue.mrope_section[0],
+                                 &a.prologue.mrope_section[2],
+                                 &a.prologue.mrope_interleaved,
+                                 &a.prologue.append,
+                                 &a.prologue.power_of_two_scales};
+  std::vector<int64_t*> sizes = {&a.cache.page_size, &a.cache.ring_capacity, &a.extra_cache.page_size,
+                                 &a.prologue.rope_offset};
+  std::vector<float*> floats;
+  const auto add = [&](auto& field) {
+    using Type = std::remove_reference_t<decltype(field)>;
+    if constexpr (std::is_same_v<Type, int32_t>) flags.push_back(&field);
+    if constexpr (std::is_same_v<Type, int64_t>) sizes.push_back(&field);
+    if constexpr (std::is_same_v<Type, float>) floats.push_back(&field);
+  };
+#define ATTUNE_ADD(name, kind) add(a.name);
+  ATTUNE_ATTENTION_FIELDS(ATTUNE_ADD)
+#undef ATTUNE_ADD
   switch (input.choose(5)) {
     case 0:
-      *flags[input.choose(std::size(flags))] = static_cast<int32_t>(input.choose(3));
+      *flags[input.choose(flags.size())] = static_cast<int32_t>(input.choose(3));
       break;
     case 1:
-      *flags[input.choose(std::size(flags))] = static_cast<int32_t>(input.number());
+      *flags[input.choose(flags.size())] = static_cast<int32_t>(input.number());
       break;
     case 2:
     case 3:
-      *sizes[input.choose(std::size(sizes))] = input.number();
+      *sizes[input.choose(sizes.size())] = input.number();
       break;
     default: {
       const uint64_t bits = input.word();
-      std::memcpy(input.choose(2) == 0 ? &a.softmax_scale : &a.softcap, &bits, sizeof(float));
+      std::memcpy(floats[input.choose(floats.size())], &bits, sizeof(float));
     }
   }
 }

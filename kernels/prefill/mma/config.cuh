@@ -39,7 +39,7 @@ struct SharedStorage {
   alignas(128) unsigned char v[Config::kKeys * Config::LayoutV::kPitch];
   WorkTile work;  // in registers these would push others out
   int head, kv_head;
-  // A bit for each key of the tile: its pages exist; half of its value has a number that is not finite.
+  // A bit for each key of the tile: whether its pages exist, and whether half of its value has a NaN or infinity.
   unsigned found[2], special[2][2];
 };
 static_assert(sizeof(SharedStorage) <= kernels::mma_shared_bytes(Config::kRows, Config::kKeys, Config::kHeadDimQk,

@@ -13,7 +13,7 @@ ATTUNE_SHARED_FUNCTION int mma_pitch(int head_dim) {
   const int chunks = mma_chunks(head_dim);
   return ((chunks & (chunks - 1)) == 0 ? chunks : chunks | 1) * 16;
 }
-// Q, a tile of K, a tile of V, and 256 bytes: the work tile, what is said of the keys of a tile.
+// Q, a tile of K, a tile of V, and 256 bytes for the work tile and the bits of the tile's keys.
 ATTUNE_SHARED_FUNCTION int mma_shared_bytes(int rows, int keys, int head_dim_qk, int head_dim_v) {
   return (rows + keys) * mma_pitch(head_dim_qk) + keys * mma_pitch(head_dim_v) + 256;
 }

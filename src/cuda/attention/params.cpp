@@ -42,11 +42,6 @@ RowStrides row_strides(const Problem& p, const RowView& v) {
   return {static_cast<long long>(batch), static_cast<long long>(v.row_stride), static_cast<long long>(v.head_stride)};
 }
 
-kernels::KvScale to_scale(const KvScale& s) {
-  return {s.data, static_cast<long long>(s.page_stride), static_cast<long long>(s.slot_stride),
-          static_cast<long long>(s.head_stride), s.mode};
-}
-
 void fill_rows(const Problem& p, AttentionParams& k) {
   const RowStrides q = row_strides(p, p.q), out = row_strides(p, p.out), lse = row_strides(p, p.lse),
                    max = row_strides(p, p.max_logits);
@@ -69,8 +64,8 @@ void fill_cache(const Problem& p, AttentionParams& k) {
   const KvCache& c = p.cache;
   k.k = to_plane(c.k, false);
   k.v = to_plane(c.v, c.paged && static_cast<bool>(c.v_page_table));
-  k.k_scale = to_scale(c.k_scale);
-  k.v_scale = to_scale(c.v_scale);
+  k.k_scale = c.k_scale;
+  k.v_scale = c.v_scale;
   k.page_table = ops::int_table(c.page_table);
   k.v_page_table = ops::int_table(c.v_page_table);
   k.batch_index = ops::int_table(c.batch_index);
@@ -207,19 +202,14 @@ Coverage coverage() {
 }
 
 int score_kinds(const Problem& p) {
-  int kinds = 0;
-  if (p.softcap > 0) kinds |= use::kSoftcap;
-  if (p.alibi) kinds |= p.alibi_sqrt ? use::kAlibiSqrt : use::kAlibi;
-  if (p.bias || p.new_token_bias) kinds |= use::kBias;
-  if (p.t5_bias) kinds |= use::kT5;
-  return kinds;
+  uint32_t kinds = p.score_kinds();
+  if (p.new_token_bias) kinds |= use::kBias;
+  return static_cast<int>(kinds & ~(use::kNewTokenBias | use::kSinks));
 }
 
 int mask_kinds(const Problem& p) {
-  int kinds = 0;
-  if (p.has_mask_bits) kinds |= use::kBits;
-  if (p.num_ranges > 0) kinds |= use::kRanges;
-  return kinds;
+  const uint32_t kinds = p.mask_kinds() & use::kCompiledMasks;
+  return static_cast<int>(p.num_ranges > 0 ? kinds : kinds & ~use::kRanges);
 }
 
 // Where each bucket of the logarithmic part begins, so that the device compares integers.

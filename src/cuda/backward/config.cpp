@@ -61,7 +61,7 @@ void for_each_input(const BackwardProblem& p, const Body& body) {
 
 }  // namespace
 
-// Less of dout's only where shared memory is too small: the next tile is copied while its products run.
+// Fewer stages of dout only where shared memory is too small: with two, the next tile is copied while products run.
 Config::Stages Config::stages() const {
   const int most = tile() == 32 ? 3 : std::max(head_dim_qk, head_dim_v) > 64 ? 2 : 4;
   constexpr int kMostSharedBytes = 227 * 1024;

@@ -47,11 +47,6 @@ kernels::RowPlane row_plane(const KvPlane& p) {
   return k;
 }
 
-kernels::RowScale row_scale(const KvScale& s) {
-  constexpr auto kSize = static_cast<int64_t>(sizeof(float));
-  return {bytes(s.data), s.page_stride * kSize, s.slot_stride * kSize, s.head_stride * kSize, s.mode};
-}
-
 void fill_finished(const FlagView& finished, kernels::RowTokens& t) {
   t.finished = finished.data;
   t.finished_stride = finished.stride;
@@ -129,8 +124,8 @@ kernels::RowCache row_cache(const KvCache& c) {
   if (!c) return k;
   k.k = row_plane(c.k);
   k.v = row_plane(c.v);
-  k.k_scale = row_scale(c.k_scale);
-  k.v_scale = row_scale(c.v_scale);
+  k.k_scale = c.k_scale;
+  k.v_scale = c.v_scale;
   k.page_table = int_table(c.page_table);
   k.v_page_table = int_table(c.v_page_table);
   k.batch_index = int_table(c.batch_index);
