@@ -170,15 +170,29 @@ class Support:
         return "Support()" if self else f"Support(reason={self.reason!r})"
 
 
-def supported(q: Array, k: Array | None = None, v: Array | None = None, *, device: str | None = None, out_dtype: Any = None,
-              **fields: Unpack[AttentionFields]) -> Support:
+def supported(q: Array, k: Array | None = None, v: Array | None = None, *, device: str | None = None,
+              capability: tuple[int, int] | None = None, out_dtype: Any = None, **fields: Unpack[AttentionFields]) -> Support:
     """Whether a kernel covers a call; if not, `reason` names the nearest one and what differs. Takes `Spec`s too.
 
-    device: "cpu", "cuda", "cuda:1"; None: where the arrays are. Raises InvalidArgument for what is wrong on every device.
+    device: "cpu", "cuda", "cuda:1"; None: where the arrays are. capability: instead of a device, any NVIDIA GPU of that compute
+    capability, e.g. (8, 0); none need be there. Raises InvalidArgument for what is wrong on every device.
     """
     arguments = _arguments(q, k, v, fields, out_dtype, False, False, specs=True)
+    if capability is not None:
+        if device is not None:
+            raise InvalidArgument(f"device={device!r} and capability={capability!r} are given; one of them is expected")
+        covered, reason = _core.supported_by_capability(arguments, _capability(capability))
+        return Support("" if covered else reason)
     covered, reason = _core.supported(arguments, None if device is None else parse_device(device))
     return Support("" if covered else reason)
+
+
+def _capability(pair: Any) -> int:
+    try:
+        major, minor = map(index, pair)
+    except (TypeError, ValueError):
+        raise WrongType(f"capability is {pair!r}; a pair is expected, e.g. (8, 0)") from None
+    return 10 * major + minor
 
 
 def validate(q: Array, k: Array | None = None, v: Array | None = None, *, out_dtype: Any = None, stream: Any = None,

@@ -140,6 +140,23 @@ def test_support_of_shapes_without_data():
         attune.supported(spec, spec, spec, device="tpu")
 
 
+def test_supported_by_gpus_that_are_not_here():
+    """Of each compute capability that the registry has kernels for."""
+    spec = attune.Spec((4, 8, 64), "bfloat16")
+    floats = attune.Spec((4, 8, 64), "float32")
+    for capability in (8, 0), (8, 9), (9, 0), (12, 0):
+        assert attune.supported(spec, spec, spec, capability=capability)
+    assert attune.supported(floats, floats, floats, capability=(9, 0))
+    refused = attune.supported(floats, floats, floats, capability=(8, 6))
+    assert not refused and refused.reason.endswith("compute capability 9.0, this is 8.6")
+    assert attune.supported(spec, spec, spec, capability=(7, 5)).reason.endswith("the kernels need 8.0 (Ampere) or newer")
+    for given, error, reason in ((90, attune.WrongType, "capability is 90; a pair"), ((9,), attune.WrongType, "capability is")):
+        with pytest.raises(error, match=reason):
+            attune.supported(spec, spec, spec, capability=given)
+    with pytest.raises(attune.InvalidArgument, match="device='cpu' and capability="):
+        attune.supported(spec, spec, spec, device="cpu", capability=(9, 0))
+
+
 def test_no_gpu_is_an_error_with_the_reason():
     spec = attune.Spec((4, 8, 64), "bfloat16", device="cuda:5")
     with pytest.raises(attune.Error) as raised:
