@@ -137,7 +137,8 @@ class Plan(_core.Plan):
         plan.run()                             # on the same arrays, whose contents may have changed
         plan.run(q=q2, cache=layer2, out=out2) # on other arrays of the same kind
 
-    Takes the arguments of `attention`; their shapes are the most that later runs may use, and dtypes, heads and features stay.
+    Takes the arguments of `attention`; their shapes are the most that later runs may use, and dtypes, heads and features stay. q and
+    out of a run may have heads and channels as one axis, [..., num_heads * head_dim], as models have them.
     Data may be absent (`Spec`). Outputs that are not given are allocated once, belong to the plan and are overwritten by the
     next run. `run(**changes)` takes other arguments for one run and returns the outputs, as `attention` does; `schedule` and
     `run_scheduled` are its halves: one schedule (or run) serves every layer of a step that has the same lengths. Without one, or

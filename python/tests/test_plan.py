@@ -140,6 +140,22 @@ def test_support_of_shapes_without_data():
         attune.supported(spec, spec, spec, device="tpu")
 
 
+def test_heads_and_channels_may_be_one_axis_in_a_run():
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((6, heads, 16), np.float32) for heads in (4, 2, 2))
+    plan = attune.Plan(q, k, v, causal=True, out=np.empty((6, 4, 16), np.float32))
+    want = attune.attention(q, k, v, causal=True)
+    rows = rng.standard_normal((6, 100), np.float32)
+    rows[:, :64] = q.reshape(6, 64)
+    for given in (q.reshape(6, 64), rows[:, :64]):
+        out = np.full((6, 64), np.nan, np.float32)
+        assert plan.run(q=given, out=out) is out and np.array_equal(out.reshape(6, 4, 16), want)
+    assert np.array_equal(plan.run(q=q[:3].reshape(3, 64), k=k[:3], v=v[:3], out=np.empty((3, 4, 16), np.float32)), want[:3])
+    for wrong in (rows[:, :63], rows[:, :80], rows[:, 64:0:-1], np.zeros((6, 128), np.float32)[:, ::2]):
+        with pytest.raises(attune.InvalidArgument, match="q"):
+            plan.run(q=wrong)
+
+
 def test_supported_by_gpus_that_are_not_here():
     """Of each compute capability that the registry has kernels for."""
     spec = attune.Spec((4, 8, 64), "bfloat16")

@@ -172,12 +172,11 @@ def refuse_given(kwargs: dict[str, Any]) -> None:
 
 
 def arrange(forward_batch: Any, q: torch.Tensor, ours: Layer, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The output [rows of q, num_heads * v_head_dim], the caller's where it has made one; and q and the output as [num_tokens, num_heads,
-    channels]. Rows behind num_tokens are padding."""
+    """The output [rows of q, num_heads * v_head_dim], the caller's where it has made one; and of q and the output the first num_tokens
+    rows. Those behind are padding. A plan takes heads and channels as one axis, so there are no views of them."""
     out = forward_batch._attn_output
     out = q.new_empty(q.shape[0], ours.width) if out is None or out.dtype != q.dtype else out.view(-1, ours.width)
-    written = out
-    if q.shape[0] != num_tokens:
-        q, written = q[:num_tokens], out[:num_tokens]
-        out[num_tokens:].zero_()
-    return out, q.view(num_tokens, ours.num_heads, ours.head_size), written.view(num_tokens, ours.num_heads, ours.head_size_v)
+    if q.shape[0] == num_tokens:
+        return out, q, out
+    out[num_tokens:].zero_()
+    return out, q[:num_tokens], out[:num_tokens]
