@@ -101,6 +101,26 @@ TEST(Architecture, GpusGetKernelsThatRunThere) {
   EXPECT_EQ(choose(kMla, 90), "cuda_mla");
 }
 
+// No such GPU is there.
+TEST(Architecture, TheCApiAnswersByCapability) {
+  cases::Problem problem(tests::make_case(R"({"name": "x", "kv": "paged", "heads": [8, 2], "head_dim": [128, 128],
+      "dtype": "bf16", "seqlens_q": [60], "seqlens_kv": [70]})"));
+  attune_attention a = problem.host();
+  for (const Architecture& each : kArchitectures) EXPECT_ATTUNE_OK(attune_supported_by_capability(&a, each.capability));
+  EXPECT_EQ(attune_supported_by_capability(&a, 75), ATTUNE_UNSUPPORTED);
+  EXPECT_STREQ(attune_last_error(), "a GPU that has compute capability 7.5; the kernels need 8.0 (Ampere) or newer");
+
+  cases::Problem floats(tests::make_case(R"({"name": "x", "heads": [8, 2], "head_dim": [128, 128], "dtype": "f32",
+      "seqlens_q": [70]})"));
+  EXPECT_ATTUNE_OK(attune_supported_by_capability(&floats.host(), 90));
+  EXPECT_EQ(attune_supported_by_capability(&floats.host(), 86), ATTUNE_UNSUPPORTED);
+  EXPECT_THAT(attune_last_error(),
+              HasSubstr("cuda_prefill_fp32, which needs wgmma: compute capability 9.0, this is 8.6"));
+
+  a.softcap = -1;
+  EXPECT_EQ(attune_supported_by_capability(&a, 90), ATTUNE_INVALID_ARGUMENT);
+}
+
 // What the compiler does not know becomes PTX of the newest architecture that it does.
 TEST(Architecture, CompilersThatAreOlderThanTheGpu) {
   std::string why;

@@ -271,6 +271,12 @@ inline Support supported(const attune_attention& attention, attune_device device
   return {status, status == ATTUNE_OK ? std::string() : std::string(attune_last_error())};
 }
 
+// capability: of a GPU that need not be there, 10 * major + minor.
+inline Support supported_by_capability(const attune_attention& attention, int32_t capability) {
+  const attune_status status = attune_supported_by_capability(&attention, capability);
+  return {status, status == ATTUNE_OK ? std::string() : std::string(attune_last_error())};
+}
+
 inline Support supported(const attune_attention_backward& op, attune_device device = kCpu) {
   const attune_status status = attune_attention_backward_supported(&op, device);
   return {status, status == ATTUNE_OK ? std::string() : std::string(attune_last_error())};

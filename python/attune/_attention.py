@@ -137,7 +137,8 @@ class Plan(_core.Plan):
         plan.run()                             # on the same arrays, whose contents may have changed
         plan.run(q=q2, cache=layer2, out=out2) # on other arrays of the same kind
 
-    Takes the arguments of `attention`; their shapes are the most that later runs may use, and dtypes, heads and features stay.
+    Takes the arguments of `attention`; their shapes are the most that later runs may use, and dtypes, heads and features stay. q and
+    out of a run may have heads and channels as one axis, [..., num_heads * head_dim], as models have them.
     Data may be absent (`Spec`). Outputs that are not given are allocated once, belong to the plan and are overwritten by the
     next run. `run(**changes)` takes other arguments for one run and returns the outputs, as `attention` does; `schedule` and
     `run_scheduled` are its halves: one schedule (or run) serves every layer of a step that has the same lengths. Without one, or
@@ -170,15 +171,29 @@ class Support:
         return "Support()" if self else f"Support(reason={self.reason!r})"
 
 
-def supported(q: Array, k: Array | None = None, v: Array | None = None, *, device: str | None = None, out_dtype: Any = None,
-              **fields: Unpack[AttentionFields]) -> Support:
+def supported(q: Array, k: Array | None = None, v: Array | None = None, *, device: str | None = None,
+              capability: tuple[int, int] | None = None, out_dtype: Any = None, **fields: Unpack[AttentionFields]) -> Support:
     """Whether a kernel covers a call; if not, `reason` names the nearest one and what differs. Takes `Spec`s too.
 
-    device: "cpu", "cuda", "cuda:1"; None: where the arrays are. Raises InvalidArgument for what is wrong on every device.
+    device: "cpu", "cuda", "cuda:1"; None: where the arrays are. capability: instead of a device, any NVIDIA GPU of that compute
+    capability, e.g. (8, 0); none need be there. Raises InvalidArgument for what is wrong on every device.
     """
     arguments = _arguments(q, k, v, fields, out_dtype, False, False, specs=True)
+    if capability is not None:
+        if device is not None:
+            raise InvalidArgument(f"device={device!r} and capability={capability!r} are given; one of them is expected")
+        covered, reason = _core.supported_by_capability(arguments, _capability(capability))
+        return Support("" if covered else reason)
     covered, reason = _core.supported(arguments, None if device is None else parse_device(device))
     return Support("" if covered else reason)
+
+
+def _capability(pair: Any) -> int:
+    try:
+        major, minor = map(index, pair)
+    except (TypeError, ValueError):
+        raise WrongType(f"capability is {pair!r}; a pair is expected, e.g. (8, 0)") from None
+    return 10 * major + minor
 
 
 def validate(q: Array, k: Array | None = None, v: Array | None = None, *, out_dtype: Any = None, stream: Any = None,

@@ -54,14 +54,25 @@ attune_device device_from(nb::handle device, const Arrays& arrays) {
   return {nb::cast<int32_t>(device[0]), nb::cast<int32_t>(device[1])};
 }
 
+nb::tuple support(attune_status status) {
+  if (status == ATTUNE_INVALID_ARGUMENT) check(status);
+  return nb::make_tuple(status == ATTUNE_OK, status == ATTUNE_OK ? "" : attune_last_error());
+}
+
 nb::tuple supported(nb::dict arguments, nb::object device) {
   Values values;
   values.take(attention_table(), arguments);
   Arrays arrays;
   const attune_attention attention = read_attention(values, &arrays);
-  const attune_status status = attune_supported(&attention, device_from(device, arrays));
-  if (status == ATTUNE_INVALID_ARGUMENT) check(status);
-  return nb::make_tuple(status == ATTUNE_OK, status == ATTUNE_OK ? "" : attune_last_error());
+  return support(attune_supported(&attention, device_from(device, arrays)));
+}
+
+nb::tuple supported_by_capability(nb::dict arguments, int32_t capability) {
+  Values values;
+  values.take(attention_table(), arguments);
+  Arrays arrays;
+  const attune_attention attention = read_attention(values, &arrays);
+  return support(attune_supported_by_capability(&attention, capability));
 }
 
 void validate(nb::dict arguments, nb::object stream) {
@@ -275,6 +286,7 @@ NB_MODULE(_core, m) {
       .def_prop_ro("device", &Plan::device);
   m.def("attention", &run_attention, nb::arg("arguments"), nb::arg("workspace").none(), nb::arg("stream").none());
   m.def("supported", &supported, nb::arg("arguments"), nb::arg("device").none());
+  m.def("supported_by_capability", &supported_by_capability);
   m.def("validate", &validate, nb::arg("arguments"), nb::arg("stream").none());
   m.def("warm", &warm, nb::arg("descriptors"), nb::arg("device").none());
   m.def("attention_backward", &attention_backward, nb::arg("attention"), nb::arg("arguments"),

@@ -44,6 +44,20 @@ std::unordered_map<const void*, const Plan*>& last_of_given() {
   return last;
 }
 
+// Gives a run's tensor [..., num_heads * head_dim] the plan's two last axes. Others are left as they are: the library
+// says what is wrong with them. A view of the framework would take longer than all else that Python does for a run.
+void split_heads(attune_tensor* t, const attune_tensor& planned) {
+  if (t->rank != planned.rank - 1 || t->rank < 1) return;
+  const int last = t->rank - 1;
+  const int64_t heads = planned.shape[last], head_dim = planned.shape[last + 1];
+  if (t->stride[last] != 1 || t->shape[last] != heads * head_dim) return;
+  t->rank = planned.rank;
+  t->shape[last] = heads;
+  t->stride[last] = head_dim;
+  t->shape[last + 1] = head_dim;
+  t->stride[last + 1] = 1;
+}
+
 }  // namespace
 
 void Workspace::Free::operator()(void* p) const noexcept { ::operator delete(p, kAlignment); }
@@ -88,6 +102,8 @@ Plan::Plan(nb::dict arguments, nb::object workspace) : arguments_(nb::steal<nb::
   Arrays arrays;
   const attune_attention attention = read_attention(values_, &arrays);
   device_ = arrays.device();
+  q_ = attention.q;
+  out_ = attention.out;
   attune_plan* plan = nullptr;
   attune_status status;
   {
@@ -113,7 +129,9 @@ nb::object Plan::call(RunFunction run, nb::kwargs changes) {
     values.take(attention_table(), changes);
   }
   Arrays arrays;
-  const attune_attention attention = read_attention(values, &arrays);
+  attune_attention attention = read_attention(values, &arrays);
+  split_heads(&attention.q, q_);
+  split_heads(&attention.out, out_);
   if (arrays.device().type != device_.type || arrays.device().index != device_.index)
     invalid_argument("the arrays are on another device than the plan");
   void* const on = arrays.stream(stream);  // may throw

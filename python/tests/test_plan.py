@@ -140,6 +140,39 @@ def test_support_of_shapes_without_data():
         attune.supported(spec, spec, spec, device="tpu")
 
 
+def test_heads_and_channels_may_be_one_axis_in_a_run():
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((6, heads, 16), np.float32) for heads in (4, 2, 2))
+    plan = attune.Plan(q, k, v, causal=True, out=np.empty((6, 4, 16), np.float32))
+    want = attune.attention(q, k, v, causal=True)
+    rows = rng.standard_normal((6, 100), np.float32)
+    rows[:, :64] = q.reshape(6, 64)
+    for given in (q.reshape(6, 64), rows[:, :64]):
+        out = np.full((6, 64), np.nan, np.float32)
+        assert plan.run(q=given, out=out) is out and np.array_equal(out.reshape(6, 4, 16), want)
+    assert np.array_equal(plan.run(q=q[:3].reshape(3, 64), k=k[:3], v=v[:3], out=np.empty((3, 4, 16), np.float32)), want[:3])
+    for wrong in (rows[:, :63], rows[:, :80], rows[:, 64:0:-1], np.zeros((6, 128), np.float32)[:, ::2]):
+        with pytest.raises(attune.InvalidArgument, match="q"):
+            plan.run(q=wrong)
+
+
+def test_supported_by_gpus_that_are_not_here():
+    """Of each compute capability that the registry has kernels for."""
+    spec = attune.Spec((4, 8, 64), "bfloat16")
+    floats = attune.Spec((4, 8, 64), "float32")
+    for capability in (8, 0), (8, 9), (9, 0), (12, 0):
+        assert attune.supported(spec, spec, spec, capability=capability)
+    assert attune.supported(floats, floats, floats, capability=(9, 0))
+    refused = attune.supported(floats, floats, floats, capability=(8, 6))
+    assert not refused and refused.reason.endswith("compute capability 9.0, this is 8.6")
+    assert attune.supported(spec, spec, spec, capability=(7, 5)).reason.endswith("the kernels need 8.0 (Ampere) or newer")
+    for given, error, reason in ((90, attune.WrongType, "capability is 90; a pair"), ((9,), attune.WrongType, "capability is")):
+        with pytest.raises(error, match=reason):
+            attune.supported(spec, spec, spec, capability=given)
+    with pytest.raises(attune.InvalidArgument, match="device='cpu' and capability="):
+        attune.supported(spec, spec, spec, device="cpu", capability=(9, 0))
+
+
 def test_no_gpu_is_an_error_with_the_reason():
     spec = attune.Spec((4, 8, 64), "bfloat16", device="cuda:5")
     with pytest.raises(attune.Error) as raised:

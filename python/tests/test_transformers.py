@@ -190,6 +190,41 @@ def test_right_padding_of_an_encoder_is_lengths(calls):
     assert all("mask_bits" in call and "seqused_kv" not in call for call in calls)
 
 
+@everywhere
+@torch.no_grad()
+def test_windows_on_both_sides(place, calls):
+    """ModernBERT: layers that see 4 tokens on either side, and layers that see all."""
+    config = transformers.ModernBertConfig(
+        vocab_size=99, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, intermediate_size=96, local_attention=8,
+        global_attn_every_n_layers=3, pad_token_id=0, bos_token_id=1, eos_token_id=98, cls_token_id=1, sep_token_id=98)
+    models = Models(config, lambda config, **kw: transformers.AutoModel.from_config(config, **kw), place)
+    for padded in (None, slice(15, None), slice(0, 9)):
+        ids, keep = models.ids(2, 25), models.ones(2, 25)
+        if padded is not None:
+            keep[0, padded] = 0
+        calls.clear()
+        options = {} if padded is None else {"attention_mask": keep}
+        models.check(models.ours(ids, **options).last_hidden_state, lambda model: model(ids, **options).last_hidden_state, keep)
+        assert [call.get("window_left", -1) for call in calls] == [-1, 4, 4, -1]
+        assert [call.get("window_right", -1) for call in calls] == [-1, 4, 4, -1]
+        assert all(("mask_bits" in call) == (padded is not None) for call in calls[1:3])
+
+
+def test_masks_of_windows_that_say_something_else(calls):
+    """Only a mask that is a window, of aligned queries, is taken for one."""
+    from transformers.masking_utils import sliding_window_bidirectional_mask_function as window
+
+    config, q = transformers.ModernBertConfig(attn_implementation="attune"), torch.randn(1, 2, 6, 8)
+    for function, local_size, q_offset, taken in ((window(2), 2, 0, True), (window(1), 2, 0, False), (window(3), 2, 0, False),
+                                                  (window(2), 2, 1, False)):
+        mask = integration.attention_mask_function(
+            1, 6, 6, q_offset, 0, function, None, local_size, allow_is_causal_skip=False, allow_is_bidirectional_skip=True,
+            config=config, device=q.device)
+        got, _ = integration.attention_forward(torch.nn.Module(), q, q, q, mask, sliding_window=3, is_causal=False)
+        torch.testing.assert_close(got, torch.nn.functional.scaled_dot_product_attention(q, q, q, mask).transpose(1, 2))
+        assert ("window_left" in calls[-1]) == taken
+
+
 @torch.no_grad()
 def test_right_padding_of_a_decoder_needs_no_mask(calls):
     models = causal_models("mistral", PLACES[0])

@@ -187,6 +187,17 @@ attune_status attune_supported(const attune_attention* attention, attune_device 
   });
 }
 
+attune_status attune_supported_by_capability(const attune_attention* attention, int32_t capability) {
+  return guarded([&] {
+    const Known<attune_attention> known("attention", attention);
+    const Problem p = attune::make_problem(*known, Data::kOptional);
+    const std::string old = attune::cuda::too_old(capability);
+    if (!old.empty()) attune::fail(ATTUNE_UNSUPPORTED, "a GPU that ", old);
+    attune::choose_kernel(p, attune::traits_of(p, *known), ATTUNE_DEVICE_CUDA, attune::kAttention,
+                          attune::cuda::own_target(capability));
+  });
+}
+
 attune_status attune_plan_create(const attune_attention* attention, attune_device device, attune_plan** plan) {
   return guarded([&] {
     require(plan != nullptr, "plan is null");

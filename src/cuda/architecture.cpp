@@ -30,6 +30,12 @@ std::string known_names() {
 
 std::string Target::option() const { return as_ptx ? cat("compute_", capability) : name; }
 
+std::string too_old(int capability) {
+  if (capability >= kOldestCapability) return "";
+  return cat("has compute capability ", capability_text(capability), "; the kernels need ",
+             capability_text(kOldestCapability), " (Ampere) or newer");
+}
+
 std::string capability_text(int capability) { return cat(capability / 10, ".", capability % 10); }
 
 const Architecture* find_architecture(const std::string& name) {

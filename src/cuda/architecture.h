@@ -50,6 +50,8 @@ struct Target {
 // What kernels made of warpgroups need.
 constexpr unsigned kWarpgroups = ptx::kDependentLaunch | ptx::kClusters | ptx::kTma | ptx::kRegisterMoves | ptx::kWgmma;
 
+// Why no kernel runs on GPUs of that capability, as the end of a sentence about one; or "".
+std::string too_old(int capability);
 // "8.6".
 std::string capability_text(int capability);
 // The row of a name; null where there is none.

@@ -41,10 +41,7 @@ std::string set_target(const std::string& forced, DeviceInfo* info) {
   const auto sentence = [info](const std::string& text) {
     return cat("CUDA device ", info->ordinal, " (", info->name, ") ", text);
   };
-  if (capability < kOldestCapability) {
-    return sentence(cat("has compute capability ", capability_text(capability), "; the kernels need ",
-                        capability_text(kOldestCapability), " (Ampere) or newer"));
-  }
+  if (const std::string old = too_old(capability); !old.empty()) return sentence(old);
   if (forced.empty()) return info->target = own_target(capability), "";
   std::string why;
   info->target = forced_target(forced, capability, &why);

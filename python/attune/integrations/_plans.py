@@ -34,40 +34,44 @@ class Plans:
         self._workspaces: dict[str, torch.Tensor] = {}
 
     def find(self, impl: Attending, cache: attune.KVCache | None, decode: bool, num_tokens: int, num_reqs: int, max_query_len: int,
-             max_seq_len: int, pages: int) -> attune.Plan:
-        """cache None: the new tokens attend among themselves. decode: each request has one query. The other sizes are the most
-        that any run has."""
+             max_seq_len: int, pages: int, mask_bytes: int = 0) -> attune.Plan:
+        """cache None: the new tokens attend among themselves. decode: each request has one query. mask_bytes: of a query's mask_bits.
+        The other sizes are the most that any run has."""
         rows, batch = _power_of_two(num_tokens), _power_of_two(num_reqs)
         seqlen_q = next((n for n in _SHORT_SEQLENS_Q if max_query_len <= n), rows)
         seqlen_kv = SHORT_SEQLEN_KV if max_seq_len <= SHORT_SEQLEN_KV else None
-        key = (impl.kind, decode, rows, batch, seqlen_q, seqlen_kv, pages)
+        key = (impl.kind, decode, rows, batch, seqlen_q, seqlen_kv, pages, mask_bytes)
         plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = self._make(impl, cache, decode, rows, batch, min(seqlen_q, rows), seqlen_kv, pages)
-        return plan
-
-    def _make(self, impl: Attending, cache: attune.KVCache | None, decode: bool, rows: int, batch: int, seqlen_q: int,
-              seqlen_kv: int | None, pages: int) -> attune.Plan:
-        def made(*shape: int, dtype: torch.dtype = torch.int32) -> attune.Spec:
-            return spec(shape, dtype, str(self._device))
-
-        fields: dict[str, Any] = {
-            "q": made(rows, impl.num_heads, impl.head_size, dtype=impl.dtype),
-            "out": made(rows, impl.num_heads, impl.head_size_v, dtype=impl.dtype),
-            "cu_seqlens_q": None if decode else made(batch + 1),
-            "max_seqlen_q": seqlen_q,
-            **impl.arrays,
-            **impl.fields,
-        }
+        if plan is not None:
+            return plan
+        fields: dict[str, Any] = {"cu_seqlens_q": None if decode else self._made(batch + 1), "max_seqlen_q": min(seqlen_q, rows)}
+        if mask_bytes:
+            fields.update(mask_bits=self._made(rows, mask_bytes, dtype=torch.uint8), mask_start=self._made(batch))
         if cache is None:
-            fields["k"] = made(rows, impl.num_kv_heads, impl.head_size, dtype=impl.dtype)
-            fields["v"] = made(rows, impl.num_kv_heads, impl.head_size_v, dtype=impl.dtype)
+            fields["k"] = self._made(rows, impl.num_kv_heads, impl.head_size, dtype=impl.dtype)
+            fields["v"] = self._made(rows, impl.num_kv_heads, impl.head_size_v, dtype=impl.dtype)
         else:
             fields["cache"] = attune.KVCache(cache.k, cache.v, layout=cache.layout, k_scale=cache.k_scale, v_scale=cache.v_scale,
-                                             page_table=made(batch, pages))
-            fields["seqused_kv"], fields["max_seqlen_kv"] = made(batch), seqlen_kv
+                                             page_table=self._made(batch, pages))
+            fields["seqused_kv"], fields["max_seqlen_kv"] = self._made(batch), seqlen_kv
+        return self._make(key, impl, rows, fields)
+
+    def find_sparse(self, impl: Attending, cache: attune.KVCache, num_tokens: int, topk: int) -> attune.Plan:
+        """Of tokens that each have a list of slots in the cache, at most topk."""
+        rows = _power_of_two(num_tokens)
+        key = (impl.kind, rows, topk)
+        return self._plans.get(key) or self._make(key, impl, rows, {
+            "cache": cache, "indices": self._made(rows, topk), "topk_length": self._made(rows)})
+
+    def _make(self, key: tuple[Any, ...], impl: Attending, rows: int, fields: dict[str, Any]) -> attune.Plan:
+        fields = {"q": self._made(rows, impl.num_heads, impl.head_size, dtype=impl.dtype),
+                  "out": self._made(rows, impl.num_heads, impl.head_size_v, dtype=impl.dtype), **impl.arrays, **impl.fields, **fields}
         size = attune.Plan(**fields).workspace_size
-        return attune.Plan(**fields, workspace=self._workspace(impl.kind, size))
+        plan = self._plans[key] = attune.Plan(**fields, workspace=self._workspace(impl.kind, size))
+        return plan
+
+    def _made(self, *shape: int, dtype: torch.dtype = torch.int32) -> attune.Spec:
+        return spec(shape, dtype, str(self._device))
 
     def _workspace(self, kind: str, size: int) -> torch.Tensor:
         """The workspace of that kind of layer, grown where it is too small: plans that are there keep the one they have."""

@@ -38,6 +38,7 @@ class Step:
     seq_lens: torch.Tensor  # int32 [num_reqs], with the queries' own tokens
     block_table: torch.Tensor  # int32 [num_reqs, blocks]
     plans: Plans
+    masks: dict[str, torch.Tensor] = field(default_factory=dict)  # mask_bits and mask_start, where queries do not see all before them
     # By the kind of a layer: the layer that ran first, and the plan of all of them.
     scheduled: dict[str, tuple[Attending, attune.Plan]] = field(default_factory=dict)
 
@@ -52,7 +53,7 @@ class Step:
 
     def plan(self, impl: Attending, cache: attune.KVCache | None) -> attune.Plan:
         return self.plans.find(impl, cache, self.query_start_loc is None, self.num_tokens, self.num_reqs, self.max_query_len,
-                               self.max_seq_len, self.block_table.shape[1])
+                               self.max_seq_len, self.block_table.shape[1], self.masks["mask_bits"].shape[1] if self.masks else 0)
 
     def attend(self, impl: Attending, q: torch.Tensor, cache: attune.KVCache, out: torch.Tensor) -> None:
         """q, out: [num_tokens, num_heads, head_size]. The first layer of a kind makes the schedule, the others use it.
@@ -62,7 +63,7 @@ class Step:
         """
         cache.page_table = self.block_table
         self._runner(impl, cache)(q=q, cache=cache, out=out, seqused_kv=self.seq_lens, cu_seqlens_q=self.query_start_loc,
-                                  **impl.arrays)
+                                  **impl.arrays, **self.masks)
 
     def attend_new(self, impl: Attending, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
         """As `attend`, of the step's own tokens among themselves: k, v [num_tokens, num_kv_heads, ...]."""

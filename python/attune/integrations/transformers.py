@@ -54,6 +54,9 @@ def attention_mask_function(batch_size: int, q_length: int, kv_length: int, q_of
     if allow_is_causal_skip and not chunked and q_length > 1:
         mask = mask.contiguous()  # as generate() would make it, without the note
         _note_causality(mask, q_offset, q_length, kv_offset, attention_mask)
+    elif local_size is not None and kwargs.get("allow_is_bidirectional_skip") and mask is not None:
+        mask = mask.contiguous()
+        _note_window(mask, q_offset, kv_offset, local_size, mask_function, attention_mask)
     return mask
 
 
@@ -80,6 +83,23 @@ def _note_causality(mask: torch.Tensor, q_offset: Any, q_length: int, kv_offset:
         padding = padding[:, kv_offset : kv_offset + keys]
         if padding.is_cuda or not torch_masks.begins(padding[:, :used]):  # to look is to wait there
             fields["mask_bits"] = torch_masks.bits(padding[:, None, None], q_length, keys, batch)
+    mask._attune_fields = (mask._version, keys, fields)
+
+
+def _note_window(mask: torch.Tensor, q_offset: Any, kv_offset: Any, size: int, mask_function: Any,
+                 attention_mask: torch.Tensor | None) -> None:
+    """As _note_causality, where tokens see others on both sides (ModernBERT): those up to `size` away, if the mask says so."""
+    batch, _, rows, keys = mask.shape
+    if torch_masks.recorded(mask) or mask.is_inference() or not isinstance(q_offset, int) or q_offset + rows != kv_offset + keys:
+        return
+    first, near, far = torch.tensor(0), torch.tensor(size), torch.tensor(size + 1)
+    seen = [bool(mask_function(first, first, *pair)) for pair in ((near, first), (far, first), (first, near), (first, far))]
+    if seen != [True, False, True, False]:
+        return
+    fields: dict[str, Any] = {"causal": False, "window_left": size, "window_right": size}
+    padding = prepare_padding_mask(attention_mask, keys, kv_offset)
+    if padding is not None:  # bits: lengths would move the window
+        fields["mask_bits"] = torch_masks.bits(padding[:, None, None, kv_offset : kv_offset + keys], rows, keys, batch)
     mask._attune_fields = (mask._version, keys, fields)
 
 
@@ -122,7 +142,7 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
     noted = None if attention_mask is None or position_bias is not None else _noted(attention_mask, k.shape[1])
     if attention_mask is None or noted is not None:
         fields.update(noted or {"causal": getattr(module, "is_causal", True) if is_causal is None else is_causal})
-        if sliding_window is not None:
+        if sliding_window is not None and "window_left" not in fields:
             fields["window_left"] = sliding_window - 1
             if not fields["causal"]:
                 fields["window_right"] = sliding_window - 1

@@ -12,6 +12,7 @@ import torch
 import stand_ins  # noqa: F401, I001  before SGLang
 from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
 import attune.integrations.sglang as integration
 import reference
@@ -22,7 +23,7 @@ from attune.integrations.sglang.mla import AttuneMLABackend
 
 integration.register()
 
-from engine import Engine, attention  # noqa: E402
+from engine import REQUESTS, Engine, attention  # noqa: E402
 from graphs import Graph, RecordedPlan, recorded  # noqa: E402, F401
 
 
@@ -125,6 +126,35 @@ def test_verified_drafts():
         engine.backend.init_forward_metadata(batch)
 
 
+def test_trees_of_drafts():
+    engine = Engine([{}, KINDS["softcap"], KINDS["window"], {"sinks": SINKS}], drafts=11, topk=3, page_size=4)
+    engine.run({"a": 20, "b": 3, "c": 9})
+    engine.run({"a": 11, "b": 11, "c": 11}, mode=ForwardMode.TARGET_VERIFY)
+    for request in "abc":
+        engine.lengths[request] -= 7
+    engine.run({"a": 1, "c": 1})
+    engine.run({"c": 11, "a": 11}, mode=ForwardMode.TARGET_VERIFY)
+
+
+def test_trees_that_are_drawn_behind_the_metadata():
+    """As by SGLang's stream for plans."""
+    engine = Engine([{}], drafts=4, topk=2)
+    engine.run({"a": 20})
+    batch = engine.batch(ForwardMode.TARGET_VERIFY, {"a": 4})
+    engine.backend.init_forward_metadata(batch)
+    engine.draw_trees(1)
+    engine.backend.update_verify_buffers_to_fill_after_draft(batch.spec_info, None)
+    q, k, v = engine.inputs(4)
+    engine.remember(engine.layers[0], {"a": 4}, k, v)
+    engine.check(engine.layers[0], {"a": 4}, q, engine.forward(engine.layers[0], q, k, v, batch))
+    engine.backend.update_verify_buffers_to_fill_after_draft(batch.spec_info, 1)  # a graph reads it itself
+
+
+def test_chains_need_no_mask():
+    mask = Engine([{}], drafts=4).backend.verify_mask
+    assert not mask.is_read and mask.mode == TreeMaskMode.QLEN_ONLY and mask.fits(REQUESTS)
+
+
 def test_new_caches_and_scales_are_seen():
     engine = Engine([{"scales": (0.02, 0.03)}], kv_cache_dtype=torch.float8_e4m3fn, dtype=torch.bfloat16)
     engine.run({"a": 5})
@@ -159,10 +189,10 @@ def test_an_output_that_is_given_is_written():
 # ------------------------------------------------------------------------------------------------------------- graphs
 
 
-@pytest.mark.parametrize("page_size, drafts", [(1, 0), (16, 0), (4, 3)])
-def test_graphs(page_size, drafts):
-    """Lengths, pages, slots and padding change between replays; graphs of other sizes and eager steps run between them."""
-    engine = Engine([{}, KINDS["softcap"], {}, KINDS["window"]], page_size=page_size, drafts=drafts)
+@pytest.mark.parametrize("page_size, drafts, topk", [(1, 0, 1), (16, 0, 1), (4, 3, 1), (4, 9, 3)])
+def test_graphs(page_size, drafts, topk):
+    """Lengths, pages, slots, trees and padding change between replays; graphs of other sizes and eager steps run between them."""
+    engine = Engine([{}, KINDS["softcap"], {}, KINDS["window"]], page_size=page_size, drafts=drafts, topk=topk)
     count = drafts or 1
     engine.backend.init_cuda_graph_state(4, 4 * count)
     large, small = Graph(engine, 4), Graph(engine, 2)

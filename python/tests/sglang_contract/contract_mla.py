@@ -88,9 +88,9 @@ def test_bfloat16():
     engine.run({"b": 1, "a": 1})
 
 
-@pytest.mark.parametrize("page_size, drafts", [(1, 0), (16, 3)])
-def test_graphs(page_size, drafts):
-    engine = MlaEngine(page_size=page_size, drafts=drafts)
+@pytest.mark.parametrize("page_size, drafts, topk", [(1, 0, 1), (16, 3, 1), (1, 4, 2)])
+def test_graphs(page_size, drafts, topk):
+    engine = MlaEngine(page_size=page_size, drafts=drafts, topk=topk)
     count = drafts or 1
     engine.backend.init_cuda_graph_state(3, 3 * count)
     graph = Graph(engine, 3)

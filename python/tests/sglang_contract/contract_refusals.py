@@ -25,6 +25,7 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 import attune.integrations.sglang as integration
+from attune.integrations.sglang import coverage
 from attune.integrations.sglang.backend import AttuneBackend
 from attune.integrations.sglang.mla import AttuneMLABackend
 
@@ -36,7 +37,6 @@ from engine import Engine  # noqa: E402
 
 @pytest.mark.parametrize("change, reason", [
     ({"device": "npu"}, "device='npu' is not covered; nearest .*: torch_native"),
-    ({"device": "cuda"}, r"compute capability=\(8, 0\) .*: triton"),
     ({"is_draft_worker": True}, "speculative_draft_attention_backend='attune' .*--speculative-draft-attention-backend fa3"),
     ({"spec_algorithm": SpeculativeAlgorithm.NGRAM}, "speculative_algorithm='NGRAM' .*: triton"),
     ({"model_config.is_encoder_decoder": True}, "is_encoder_decoder=True .*: flashinfer"),
@@ -46,8 +46,7 @@ from engine import Engine  # noqa: E402
     ({"token_to_kv_pool.quant_method": SimpleNamespace(name="nvfp4")}, "kv_cache_dtype='nvfp4' .*: flashinfer"),
     ({"token_to_kv_pool.dtype": torch.float64}, "kv_cache_dtype=torch.float64 .*: triton"),
     ({"dtype": torch.float64}, "dtype=torch.float64 .*: triton")])
-def test_what_is_refused_when_a_server_starts(change, reason, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+def test_what_is_refused_when_a_server_starts(change, reason):
     runner = Engine([{}]).runner
     for name, value in change.items():
         where, _, last = f"runner.{name}".rpartition(".")
@@ -76,19 +75,38 @@ def test_parallelism_that_is_refused(sizes, reason):
     ({"attn_type": AttentionType.ENCODER_ONLY}, "attn_type=.*encoder_only.*: triton"),
     ({"pos_encoding_mode": "ALIBI"}, "pos_encoding_mode='ALIBI' .*: flashinfer"),
     ({"logit_cap": 30.0, "logit_capping_method": "other"}, "logit_capping_method='other' .*: triton"),
-    ({"num_heads": 3}, "no kernel on cpu takes num_heads=3, num_kv_heads=2.*num_heads_q.*: triton")])
+    ({"num_heads": 3}, "no kernel on the CPU takes num_heads=3, num_kv_heads=2.*num_heads_q.*: triton")])
 def test_layers_that_are_refused(layer, reason):
     with pytest.raises(NotImplementedError, match=f"attune: {reason}"):
         Engine([{}, layer])
 
 
-def test_trees_are_refused():
-    with pytest.raises(NotImplementedError, match="speculative_eagle_topk=4 is not covered.*: fa3"):
+def test_trees_that_no_kernel_takes(monkeypatch):
+    """MLA's on a GPU, as long as the registry has no kernel with mask_bits for it."""
+    monkeypatch.setattr(coverage, "capability_of", lambda device: (9, 0))
+    Engine([{}], dtype=torch.bfloat16, drafts=4, topk=4)
+    monkeypatch.setattr(coverage, "why_not", lambda capability, call: "no bits" if "mask_bits" in call else None)
+    Engine([{}], drafts=4)
+    with pytest.raises(NotImplementedError, match="speculative_eagle_topk > 1: no bits; nearest.*: triton"):
         Engine([{}], drafts=4, topk=4)
 
 
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (12, 0)])
+def test_gpus_that_the_registry_has_kernels_for(capability, monkeypatch):
+    monkeypatch.setattr(coverage, "capability_of", lambda device: capability)
+    Engine([{}], dtype=torch.bfloat16)
+    with pytest.raises(NotImplementedError, match=r"no kernel on a GPU of compute capability {}\.{} takes.*head_dim=300".format(*capability)):
+        Engine([{}], dtype=torch.bfloat16, d=300)
+
+
+def test_gpus_that_are_too_old(monkeypatch):
+    monkeypatch.setattr(coverage, "capability_of", lambda device: (7, 5))
+    with pytest.raises(NotImplementedError, match="no kernel on a GPU of compute capability 7.5 takes.*the kernels need 8.0.*: triton"):
+        Engine([{}], dtype=torch.bfloat16)
+
+
 def test_heads_that_no_kernel_takes():
-    with pytest.raises(NotImplementedError, match="no kernel on cpu takes.*head_dim=600.*1..576.*: triton"):
+    with pytest.raises(NotImplementedError, match="no kernel on the CPU takes.*head_dim=600.*1..576.*: triton"):
         Engine([{}], d=600)
 
 

@@ -20,6 +20,7 @@ from sglang.srt.model_executor.forward_context import ForwardContext, forward_co
 from sglang.srt.model_executor.model_runner_components.attention_backend_setup import build_attention_backends
 from sglang.srt.runtime_context import get_context, get_parallel
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
+from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from transformers import LlamaConfig
 
@@ -57,7 +58,7 @@ class Engine:
         self.heads, self.heads_kv, self.d, self.d_v, self.dtype, self.page_size = heads, heads_kv, d, d_v or d, dtype, page_size
         publish(speculative_algorithm="EAGLE" if drafts else None, speculative_eagle_topk=topk if drafts else None,
                 speculative_num_draft_tokens=drafts or None)
-        self.drafts, self.between = drafts, between
+        self.drafts, self.topk, self.between = drafts, topk, between
         self.options = {i * (between + 1) + between: options for i, options in enumerate(layers)}  # by the id of the layer
         self.kv_cache_dtype = kv_cache_dtype or dtype
         self.layers = self.make_layers()
@@ -77,6 +78,7 @@ class Engine:
         self.backend = build_attention_backends(model_runner=self.runner).attn_backend
         self.rows, self.lengths = {}, {}  # request -> its row in req_to_token, its tokens in the cache
         self.given = {}  # request, layer -> what was put there: K [tokens, heads_kv, d], V
+        self.trees = None
         self.free = list(np.random.default_rng(0).permutation(np.arange(1, TOKENS // page_size)))  # page 0 is for padding
 
     def make_layers(self):
@@ -143,6 +145,7 @@ class Engine:
             seq_lens_sum=None, seq_lens_cpu=None, positions=positions)  # no mirrors: needs_cpu_seq_lens is False
         if mode.is_target_verify():
             batch.spec_info = self.verify_input(len(queries))
+            self.draw_trees(len(queries))
         elif mode.is_extend():
             batch.extend_prefix_lens = torch.tensor(list(before.values()), dtype=torch.int32)
             batch.extend_seq_lens = torch.tensor(list(queries.values()), dtype=torch.int32)
@@ -153,8 +156,23 @@ class Engine:
     def verify_input(self, requests):
         return EagleVerifyInput(
             draft_token=None, custom_mask=None, positions=None, retrieve_index=None, retrieve_next_token=None, retrieve_next_sibling=None,
-            retrieve_cum_len=None, spec_steps=self.drafts - 1, topk=1, draft_token_num=self.drafts,
+            retrieve_cum_len=None, spec_steps=self.drafts - 1, topk=self.topk, draft_token_num=self.drafts,
             capture_hidden_mode=CaptureHiddenMode.FULL, seq_lens_sum=None, seq_lens_cpu=None)
+
+    def draw_trees(self, requests):
+        """Writes the mask where build_tree_kernel_efficient does, if drafts are trees: a token sees itself and those above it."""
+        self.trees = None
+        if self.topk > 1:
+            mask, length = self.backend.verify_mask, self.drafts
+            assert mask.is_read and mask.mode == TreeMaskMode.QLEN_ONLY and mask.fits(requests)
+            self.trees = torch.zeros(requests, length, length, dtype=torch.bool)
+            for tree in self.trees:
+                for i in range(length):
+                    if i:
+                        tree[i] = tree[int(torch.randint(i, ()))]
+                    tree[i, i] = True
+            mask.buffer.fill_(True)
+            mask.buffer[: self.trees.numel()] = self.trees.flatten()
 
     def inputs(self, tokens):
         """q, k, v: views of one projection, as models have them."""
@@ -223,20 +241,24 @@ class Engine:
                   "softcap": options.get("logit_cap"),
                   "sinks": None if sinks is None else sinks.detach().double().numpy()}
         parts, q, at = [], q.reshape(-1, self.heads, self.d).double().numpy(), 0
-        for (k, v), count in zip(stored, queries.values()):
-            parts.append(attention(q[at : at + count], k.numpy(), v.numpy(), **fields))
+        trees = self.trees if self.trees is not None and len(q) == self.trees[..., 0].numel() else len(queries) * [None]
+        for (k, v), count, tree in zip(stored, queries.values(), trees):
+            parts.append(attention(q[at : at + count], k.numpy(), v.numpy(), tree=tree, **fields))
             at += count
         expected = SimpleNamespace(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])})
         out = out.reshape(-1, self.heads, self.d_v)
         assert_attention(out.float().numpy(), None, None, expected, dtype_name(out))
 
 
-def attention(q, k, v, scale, window_left=-1, softcap=None, sinks=None):
-    """Causal attention of the last tokens of a sequence in float64, as `reference.attention` has it, of all rows at once."""
+def attention(q, k, v, scale, window_left=-1, softcap=None, sinks=None, tree=None):
+    """Causal attention of the last tokens of a sequence in float64, as `reference.attention` has it, of all rows at once. tree: which
+    of these tokens each one sees."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat(group, axis=1), v.repeat(group, axis=1)
     rows, keys = np.arange(len(k) - len(q), len(k))[:, None], np.arange(len(k))[None]
     seen = (keys <= rows) & ((keys >= rows - window_left) | (window_left < 0))
+    if tree is not None:
+        seen[:, -len(q) :] &= tree.numpy()
     z = scale * np.einsum("nhd,shd->hns", q, k)
     z = softcap * np.tanh(z / softcap) if softcap else z
     z = np.where(seen, z, -np.inf)

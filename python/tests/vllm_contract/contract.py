@@ -219,7 +219,8 @@ ASKED = {"head_size": 64, "dtype": torch.bfloat16, "kv_cache_dtype": "auto", "bl
 
 @pytest.mark.parametrize("change", [
     {}, {"head_size": 80, "has_sink": True, "has_sliding_window": True}, {"kv_cache_dtype": "fp8_e5m2"}, {"dtype": torch.float32},
-    {"kv_cache_dtype": "int8_per_token_head"}, {"use_per_head_quant_scales": True, "kv_cache_dtype": "fp8"}, {"block_size": 48}])
+    {"device_capability": DeviceCapability(8, 0)}, {"device_capability": DeviceCapability(12, 0), "has_sliding_window": True},
+    {"device_capability": None}, {"kv_cache_dtype": "int8_per_token_head"}, {"use_per_head_quant_scales": True, "kv_cache_dtype": "fp8"}, {"block_size": 48}])
 def test_what_is_taken(change):
     assert AttuneBackend.validate_configuration(**{**ASKED, **change}) == []
 
@@ -228,7 +229,9 @@ def test_what_is_taken(change):
     ({"head_size": 600}, "head_size=600.*q has head_dim_qk 600; it must be 1..576"),
     ({"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype not supported: it is nvfp4, and auto, .*int8_per_token_head are"),
     ({"dtype": torch.float64}, "dtype not supported: it is torch.float64, and torch.float16, "),
-    ({"device_capability": DeviceCapability(8, 0)}, "compute capability not supported.*is no Hopper"),
+    ({"device_capability": DeviceCapability(7, 5)}, "GPU of compute capability 7.5 takes.*head_size=64.*the kernels need 8.0"),
+    ({"device_capability": DeviceCapability(8, 6), "head_size": 300}, "no kernel of Attune on a GPU of compute capability 8.6 takes.*"
+     "head_size=300.*head_dim_qk: 300"),
     ({"use_mla": True}, "MLA not supported"), ({"use_sparse": True}, "sparse not supported"),
     ({"use_mm_prefix": True}, "partial multimodal"), ({"attn_type": "encoder_only"}, "encoder_only"),
     ({"use_non_causal": True}, "non-causal"), ({"use_batch_invariant": True}, "batch invariance"), ({"use_dcp": True}, "DCP"),
@@ -259,7 +262,7 @@ def test_the_selector_takes_it_by_name(monkeypatch):
 @pytest.mark.parametrize("options, reason", [
     ({"attn_type": "encoder_only"}, "attn_type='encoder_only' is not covered"), ({"chunk_size": 8}, "chunk_size=8 is not covered"),
     ({"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype='nvfp4' is not covered"),
-    ({"head_size": 600}, "no kernel of Attune on cpu takes num_heads=8.*head_size=600.*it must be 1..576"),
+    ({"head_size": 600}, "no kernel of Attune on the CPU takes num_heads=8.*head_size=600.*it must be 1..576"),
     ({"num_kv_heads": 3}, "num_heads=8, num_kv_heads=3.*num_heads_q")])
 def test_what_a_layer_refuses_when_it_is_made(options, reason):
     with pytest.raises(NotImplementedError, match=reason):

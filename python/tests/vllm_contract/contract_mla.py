@@ -4,6 +4,7 @@ its own, so there are none here: the cache is filled by the test."""
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,7 @@ from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 
+import attune
 import attune.integrations.vllm as integration
 
 integration.register()
@@ -45,9 +47,10 @@ class NoPrompts(MLAPrefillBackend):
 class MlaEngine(Engine):
     """Layers of latent attention; `stored` is what the test has put into their caches."""
 
-    def __init__(self, layers=2, layout="LBNHC", speculative_tokens=0):
-        self.dtype, self.kv_cache_dtype = torch.float32, "auto"
-        self.config = VllmConfig(device_config=DeviceConfig(device="cpu"), cache_config=CacheConfig(block_size=BLOCK_SIZE))
+    def __init__(self, layers=2, layout="LBNHC", speculative_tokens=0, kv_cache_dtype="auto"):
+        self.dtype, self.kv_cache_dtype = torch.float32, kv_cache_dtype
+        self.config = VllmConfig(device_config=DeviceConfig(device="cpu"), cache_config=CacheConfig(
+            block_size=BLOCK_SIZE, cache_dtype=kv_cache_dtype))
         self.config.cache_config.kv_cache_layout = layout
         self.config.model_config = SimpleNamespace(
             dtype=self.dtype, is_mm_prefix_lm=False, rswa_window=None, max_model_len=2048, get_head_size=lambda: LATENT + ROPE,
@@ -71,9 +74,14 @@ class MlaEngine(Engine):
     def fill(self, layer, request):
         """Latent rows of all tokens of a request, also those that the step before has put there."""
         rows = self.latents.setdefault((request, layer.layer_name), torch.randn(MAX_BLOCKS * BLOCK_SIZE, LATENT + ROPE))
+        stored = rows
+        if self.kv_cache_dtype == "fp8":
+            layer._k_scale.fill_(0.02)
+            codes = (rows / 0.02).clamp(-448, 448).to(torch.float8_e4m3fn)
+            stored, rows = codes.view(torch.uint8), codes.float() * 0.02
         for position in range(self.lengths[request]):
             block = int(self.tables[request][position // BLOCK_SIZE])
-            layer.kv_cache[block, position % BLOCK_SIZE] = rows[position]
+            layer.kv_cache[block, position % BLOCK_SIZE] = stored[position]
         return rows[: self.lengths[request]]
 
     def run(self, queries, **padding):
@@ -117,6 +125,13 @@ def test_decode(layout):
     assert engine.builder.get_cudagraph_support(engine.config, None) == AttentionCGSupport.UNIFORM_BATCH
 
 
+def test_latents_of_8_bits():
+    engine = MlaEngine(kv_cache_dtype="fp8")
+    engine.lengths = {"a": 37, "b": 3}
+    engine.run({"a": 1, "b": 1})
+    engine.run({"b": 1, "a": 1}, pad_tokens=2, pad_reqs=2)
+
+
 def test_speculative_tokens():
     engine = MlaEngine(speculative_tokens=3)
     engine.lengths = {"a": 37, "b": 3, "c": 16}
@@ -125,16 +140,27 @@ def test_speculative_tokens():
     engine.run({"a": 2, "b": 4, "c": 1})
 
 
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+def test_the_registry_says_which_gpus(capability):
+    reasons = AttuneMLABackend.validate_configuration(**{**ASKED, "use_mla": True, "head_size": 576,
+                                                         "device_capability": DeviceCapability(*capability)})
+    step = attune.supported(attune.Spec((2, 16, 576), "bfloat16"), cache=attune.KVCache(
+        attune.Spec((2, 16, 1, 576), "bfloat16"), page_table=attune.Spec((2, 2), "int32")), seqused_kv=attune.Spec((2,), "int32"),
+        causal=True, head_dim_v=512, capability=capability)
+    assert step.reason in " ".join(reasons) if reasons else step
+
+
 def test_what_is_refused():
     asked = {**ASKED, "use_mla": True, "head_size": 576}
     assert AttuneMLABackend.validate_configuration(**asked) == []
     assert AttentionBackendEnum.ATTUNE_MLA.get_class() is AttuneMLABackend
     for change, reason in (({"use_mla": False}, "non-MLA"), ({"use_sparse": True}, "sparse"), ({"use_pcp": True}, "PCP"),
-                           ({"use_dcp": True}, "DCP"), ({"kv_cache_dtype": "fp8"}, "it is fp8"), ({"head_size": 320}, "head_size"),
-                           ({"device_capability": DeviceCapability(10, 0)}, "no Hopper")):
+                           ({"use_dcp": True}, "DCP"), ({"kv_cache_dtype": "fp8_e5m2"}, "it is fp8_e5m2"), ({"head_size": 320}, "head_size"),
+                           ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype=fp8.*cuda_mla.*e4m3"),
+                           ({"device_capability": DeviceCapability(7, 5)}, "the kernels need 8.0")):
         reasons = AttuneMLABackend.validate_configuration(**{**asked, **change})
-        assert reason in reasons[0] and reasons[-1].startswith("nearest backend"), reasons
-    for change, reason in (({"sliding_window": 8}, "sliding_window=8"), ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8'")):
+        assert re.search(reason, reasons[0]) and reasons[-1].startswith("nearest backend"), reasons
+    for change, reason in (({"sliding_window": 8}, "sliding_window=8"), ({"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype='nvfp4'")):
         given = {"num_heads": 16, "head_size": 576, "scale": 0.1, "num_kv_heads": 1, "alibi_slopes": None, "sliding_window": None,
                  "kv_cache_dtype": "auto", "logits_soft_cap": None, "attn_type": "decoder", "kv_sharing_target_layer_name": None}
         with pytest.raises(NotImplementedError, match=f"ATTUNE_MLA: {reason} is not covered"):

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.attention.verify_mask import VerifyMask, tree_mask_numel
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import get_spec
+from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
 from .._plans import Plans
 from . import coverage
@@ -35,6 +37,8 @@ class AttuneBackend(AttentionBackend):
         window = self.token_to_kv_pool if type(self.token_to_kv_pool) is SWAKVPool else None
         self._window_layers = {} if window is None else window.layers_mapping
         self._draft_tokens: int = get_spec().speculative_num_draft_tokens or 0
+        self.trees = coverage.drafts_are_trees(model_runner)
+        self._verify_mask = self._make_verify_mask() if self._draft_tokens else None
         self._tables = Tables(self.req_to_token_pool.req_to_token, self.page_size, window and window.full_to_swa_index_mapping,
                               model_runner.model_config.context_len, Plans(self.device))
         self._buffers: Metadata | None = None
@@ -93,12 +97,32 @@ class AttuneBackend(AttentionBackend):
         return 1
 
     def _verified(self, forward_batch: Any, buffers: Metadata | None) -> Metadata:
-        """Of requests that each have a chain of drafted tokens, which seq_lens does not count."""
+        """Of requests that each have a chain or a tree of drafted tokens, which seq_lens does not count."""
         requests, length = forward_batch.batch_size, self._draft_length(forward_batch)
         if getattr(forward_batch.spec_info, "ragged_verify_layout", None) is not None:
             coverage.refuse("ragged_verify_layout", "given", "trtllm_mha")
         starts = torch.arange(0, (requests + 1) * length, length, dtype=torch.int32, device=self.device)
-        return self._tables.empty(requests, requests * length, length, starts, buffers, length)
+        tree = None
+        if self.trees:
+            assert self._verify_mask is not None
+            tree = self._verify_mask.buffer[: requests * length * length].view(-1, length)
+        return self._tables.empty(requests, requests * length, length, starts, buffers, length, tree)
+
+    def _make_verify_mask(self) -> VerifyMask:
+        """Which of a request's drafts each of them sees: of every request, so that SGLang always fills it in place. Of chains it is not
+        read, but without it SGLang would allocate one of all keys."""
+        requests = self.req_to_token_pool.req_to_token.shape[0]
+        cells = tree_mask_numel(TreeMaskMode.QLEN_ONLY, requests, self._draft_tokens, 0)
+        return VerifyMask(torch.zeros(cells, dtype=torch.bool, device=self.device), TreeMaskMode.QLEN_ONLY, requests, self.trees)
+
+    @property
+    def verify_mask(self) -> VerifyMask | None:
+        return self._verify_mask
+
+    def update_verify_buffers_to_fill_after_draft(self, spec_info: Any, cuda_graph_bs: int | None) -> None:
+        """A graph reads the tree when it is replayed."""
+        if cuda_graph_bs is None and self.forward_metadata is not None:
+            self._tables.pack(self.forward_metadata)
 
     def _draft_length(self, forward_batch: Any) -> int:
         given = getattr(forward_batch.spec_info, "num_tokens_per_req", 0)
@@ -137,7 +161,7 @@ class AttuneBackend(AttentionBackend):
     def _make(self, layer: Any) -> Layer:
         in_window_pool = self._window_layers.get(layer.layer_id, (0, False))[1]
         made = Layer(layer, self.token_to_kv_pool, self.page_size, self.dtype, in_window_pool)
-        coverage.check_kernels(made, made.cache(), self.device)
+        coverage.check_kernels(made, made.cache(), self.device, self.trees)
         return made
 
 
@@ -148,12 +172,11 @@ def refuse_given(kwargs: dict[str, Any]) -> None:
 
 
 def arrange(forward_batch: Any, q: torch.Tensor, ours: Layer, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The output [rows of q, num_heads * v_head_dim], the caller's where it has made one; and q and the output as [num_tokens, num_heads,
-    channels]. Rows behind num_tokens are padding."""
+    """The output [rows of q, num_heads * v_head_dim], the caller's where it has made one; and of q and the output the first num_tokens
+    rows. Those behind are padding. A plan takes heads and channels as one axis, so there are no views of them."""
     out = forward_batch._attn_output
     out = q.new_empty(q.shape[0], ours.width) if out is None or out.dtype != q.dtype else out.view(-1, ours.width)
-    written = out
-    if q.shape[0] != num_tokens:
-        q, written = q[:num_tokens], out[:num_tokens]
-        out[num_tokens:].zero_()
-    return out, q.view(num_tokens, ours.num_heads, ours.head_size), written.view(num_tokens, ours.num_heads, ours.head_size_v)
+    if q.shape[0] == num_tokens:
+        return out, q, out
+    out[num_tokens:].zero_()
+    return out, q[:num_tokens], out[:num_tokens]

@@ -13,10 +13,11 @@ from sglang.srt.runtime_context import get_exec, get_parallel, get_spec
 
 import attune
 
+from .._coverage import Capability, named, why_not
 from .._plans import spec
 from .._step import Attending
 
-_CHAINS = ("NONE", "EAGLE", "EAGLE3", "STANDALONE")  # with a topk of 1: drafts are chains of tokens, not trees
+_ALGORITHMS = ("NONE", "EAGLE", "EAGLE3", "STANDALONE")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _EIGHT_BIT = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -31,15 +32,10 @@ def check_runner(runner: Any) -> None:
     device = str(runner.device).partition(":")[0]
     if device not in ("cuda", "cpu"):
         refuse("device", runner.device, "torch_native")
-    if device == "cuda" and (capability := torch.cuda.get_device_capability()) != (9, 0):
-        refuse("compute capability", capability, "triton")
     if runner.is_draft_worker:
         refuse("speculative_draft_attention_backend", "attune", "fa3 (--speculative-draft-attention-backend fa3)")
-    algorithm = getattr(runner.spec_algorithm, "name", str(runner.spec_algorithm))
-    if algorithm not in _CHAINS:
+    if (algorithm := _algorithm(runner)) not in _ALGORITHMS:
         refuse("speculative_algorithm", algorithm, "triton")
-    if algorithm != "NONE" and (topk := get_spec().speculative_eagle_topk or 1) > 1:
-        refuse("speculative_eagle_topk", topk, "triton" if mla else "fa3")
     if runner.model_config.is_encoder_decoder:
         refuse("is_encoder_decoder", True, "flashinfer")
     if (dllm := get_exec().dllm.dllm_algorithm) is not None:
@@ -53,6 +49,14 @@ def check_runner(runner: Any) -> None:
     _check_pool(runner.token_to_kv_pool, mla)
     if runner.dtype not in _DTYPES:
         refuse("dtype", runner.dtype, "triton")
+
+
+def _algorithm(runner: Any) -> str:
+    return getattr(runner.spec_algorithm, "name", str(runner.spec_algorithm))
+
+
+def drafts_are_trees(runner: Any) -> bool:
+    return _algorithm(runner) != "NONE" and (get_spec().speculative_eagle_topk or 1) > 1
 
 
 def _check_pool(pool: Any, mla: bool) -> None:
@@ -88,14 +92,22 @@ def check_layer(layer: Any) -> None:
             refuse(field, getattr(layer, field), nearest)
 
 
-def check_kernels(impl: Attending, cache: attune.KVCache | None, device: torch.device) -> None:
-    """Raises NotImplementedError where no kernel takes such a layer's decode step or its prompts."""
+def capability_of(device: torch.device) -> Capability | None:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def check_kernels(impl: Attending, cache: attune.KVCache | None, device: torch.device, trees: bool = False) -> None:
+    """Raises NotImplementedError where no kernel takes such a layer's decode step, its prompts, or trees of its drafts."""
 
     def made(*shape: int, dtype: torch.dtype = torch.int32) -> attune.Spec:
         return spec(shape, dtype, str(device))
 
-    for rows, offsets in ((2, None), (64, made(3))):
-        fields: dict[str, Any] = {**impl.fields, "cu_seqlens_q": offsets, "sinks": impl.arrays.get("sinks")}
+    capability = capability_of(device)
+    for rows, offsets, masked in ((2, None, False), (64, made(3), False), (64, made(3), True)):
+        if masked and not trees:
+            continue
+        masks = {"mask_bits": made(rows, 1, dtype=torch.uint8), "mask_start": made(2)} if masked else {}
+        fields: dict[str, Any] = {**impl.fields, **masks, "cu_seqlens_q": offsets, "sinks": impl.arrays.get("sinks")}
         if cache is not None:
             fields["cache"] = attune.KVCache(cache.k, cache.v, layout=cache.layout, k_scale=cache.k_scale, v_scale=cache.v_scale,
                                              page_table=made(2, 2))
@@ -105,13 +117,10 @@ def check_kernels(impl: Attending, cache: attune.KVCache | None, device: torch.d
         else:
             fields["k"] = made(rows, impl.num_kv_heads, impl.head_size, dtype=impl.dtype)
             fields["v"] = made(rows, impl.num_kv_heads, impl.head_size_v, dtype=impl.dtype)
-        try:
-            answer = attune.supported(made(rows, impl.num_heads, impl.head_size, dtype=impl.dtype), device=str(device), **fields)
-            reason = answer.reason
-        except attune.Error as error:
-            reason = str(error)
-        if reason:
+        reason = why_not(capability, {"q": made(rows, impl.num_heads, impl.head_size, dtype=impl.dtype), **fields})
+        if reason is not None:
             raise NotImplementedError(
-                f"attune: no kernel on {device} takes num_heads={impl.num_heads}, num_kv_heads={impl.num_kv_heads}, "
-                f"head_dim={impl.head_size}, v_head_dim={impl.head_size_v}, dtype={impl.dtype}: {reason}; "
+                f"attune: no kernel on {named(capability)} takes num_heads={impl.num_heads}, num_kv_heads={impl.num_kv_heads}, "
+                f"head_dim={impl.head_size}, v_head_dim={impl.head_size_v}, dtype={impl.dtype}"
+                f"{', speculative_eagle_topk > 1' if masked else ''}: {reason}; "
                 "nearest backend of SGLang that takes it: triton")

@@ -18,6 +18,7 @@ class Metadata:
     window_step: Step | None = None  # of layers in SWAKVPool's other pool, whose slots have other numbers
     window_slots: torch.Tensor | None = None  # int64 [tokens and padding]: where those layers' new keys go
     new_tokens: int = 0  # a request's tokens that seq_lens leaves out: those that are verified
+    tree: torch.Tensor | None = None  # bool [tokens, new_tokens]: which of a request's new tokens each one sees
 
 
 class Tables:
@@ -31,9 +32,10 @@ class Tables:
         self._full_to_swa = full_to_swa
         self._max_seq_len = max_seq_len
         self._plans = plans
+        self._powers = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=req_to_token.device)
 
     def empty(self, num_reqs: int, num_tokens: int, max_query_len: int, query_start_loc: torch.Tensor | None,
-              buffers: Metadata | None = None, new_tokens: int = 0) -> Metadata:
+              buffers: Metadata | None = None, new_tokens: int = 0, tree: torch.Tensor | None = None) -> Metadata:
         """Metadata that `fill` completes, in the first rows of buffers if there are any."""
 
         def step(like: Step | None) -> Step:
@@ -41,10 +43,12 @@ class Tables:
             table = self._new(num_reqs, self._first_slots.shape[1]) if like is None else like.block_table
             return Step.of(self._plans, num_tokens, num_reqs, max_query_len, self._max_seq_len, query_start_loc, lengths, table)
 
-        made = Metadata(step(None if buffers is None else buffers.step), new_tokens=new_tokens)
+        made = Metadata(step(None if buffers is None else buffers.step), new_tokens=new_tokens, tree=tree)
+        if tree is not None:
+            made.step.masks = {"mask_bits": self._new(len(tree), -(-new_tokens // 8), dtype=torch.uint8), "mask_start": self._new(num_reqs)}
         if self._full_to_swa is not None:
             made.window_step = step(None if buffers is None else buffers.window_step)
-            made.window_step.seq_lens = made.step.seq_lens
+            made.window_step.seq_lens, made.window_step.masks = made.step.seq_lens, made.step.masks
         return made
 
     def fill(self, metadata: Metadata, forward_batch: Any) -> None:
@@ -52,6 +56,9 @@ class Tables:
         step, window = metadata.step, metadata.window_step
         requests = step.num_reqs
         torch.add(forward_batch.seq_lens[:requests], metadata.new_tokens, out=step.seq_lens)
+        if metadata.tree is not None:
+            step.masks["mask_start"].copy_(forward_batch.seq_lens[:requests])
+            self.pack(metadata)
         torch.index_select(self._first_slots, 0, forward_batch.req_pool_indices[:requests], out=step.block_table)
         if window is not None:
             window.block_table.copy_(self._full_to_swa[step.block_table.long()])  # type: ignore[index]
@@ -61,5 +68,12 @@ class Tables:
             if window is not None:
                 window.block_table.floor_divide_(self._page_size)
 
-    def _new(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.int32, device=self._first_slots.device)
+    def pack(self, metadata: Metadata) -> None:
+        """The tree, which SGLang may write later than all else, as bits."""
+        if metadata.tree is not None:
+            bits = metadata.step.masks["mask_bits"]
+            wide = torch.nn.functional.pad(metadata.tree.view(torch.uint8), (0, 8 * bits.shape[1] - metadata.tree.shape[1]))
+            torch.sum(wide.view(*bits.shape, 8) * self._powers, dim=-1, dtype=torch.uint8, out=bits)
+
+    def _new(self, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._first_slots.device)

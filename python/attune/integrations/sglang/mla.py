@@ -46,7 +46,7 @@ class AttuneMLABackend(AttuneBackend):
         made: Layer
         if (layer.qk_head_dim, layer.v_head_dim) == (self.token_to_kv_pool.kv_cache_dim, latent):
             made = LatentLayer(layer, self.token_to_kv_pool, self.page_size, self.dtype)
-            coverage.check_kernels(made, made.cache(), self.device)
+            coverage.check_kernels(made, made.cache(), self.device, self.trees)
         else:
             made = Layer(layer, self.token_to_kv_pool, self.page_size, self.dtype, False)
             coverage.check_kernels(made, None, self.device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attune as attention backends of vLLM: `vllm serve MODEL --attention-backend ATTUNE`, or ATTUNE_MLA.
+"""Attune as attention backends of vLLM: `vllm serve MODEL --attention-backend ATTUNE`, or ATTUNE_MLA, or ATTUNE_MLA_SPARSE.
 
 vLLM finds `register` by the entry point group "vllm.general_plugins" and calls it in each of its processes. docs/vllm.md has what
 is covered.
@@ -27,13 +27,14 @@ def register() -> None:
     if backend_name() == "CUSTOM":
         register_backend(AttentionBackendEnum.CUSTOM, path)
         return
-    for name, path in (("ATTUNE", path), ("ATTUNE_MLA", f"{__name__}.mla.AttuneMLABackend")):
+    for name, path in (("ATTUNE", path), ("ATTUNE_MLA", f"{__name__}.mla.AttuneMLABackend"),
+                       ("ATTUNE_MLA_SPARSE", f"{__name__}.sparse.AttuneMLASparseBackend")):
         if name not in AttentionBackendEnum.__members__:
             register_backend(name, path)
 
 
 def backend_name() -> str:
-    """"ATTUNE"; "CUSTOM" for vLLM 0.31, whose registry takes no new names, and so has no ATTUNE_MLA."""
+    """"ATTUNE"; "CUSTOM" for vLLM 0.31, whose registry takes no new names, and so has neither ATTUNE_MLA nor ATTUNE_MLA_SPARSE."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     return "ATTUNE" if hasattr(AttentionBackendEnum, "register") else "CUSTOM"

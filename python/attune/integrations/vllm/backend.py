@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionBackend, MultipleOf
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
@@ -17,7 +16,8 @@ from .metadata import AttuneMetadataBuilder
 
 # Where to go instead, the fastest first.
 _DENSE = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION")
-_MLA = ("FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "TRITON_MLA", "FLASHMLA_SPARSE")
+_MLA = ("FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "TRITON_MLA")
+_MLA_SPARSE = ("FLASH_ATTN_MLA_SPARSE", "FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM90", "FLASHINFER_MLA_SPARSE")
 _HEADS = 8  # the selector does not say how many: AttuneImpl asks again with the layer's
 
 
@@ -32,10 +32,6 @@ class Validated(AttentionBackend):
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
         return False  # max_query_len of the host chooses the kernel, and bounds what it computes
-
-    @classmethod
-    def supports_compute_capability(cls, capability: DeviceCapability) -> bool:
-        return capability == DeviceCapability(9, 0)
 
     @classmethod
     def validate_configuration(cls, *args: Any, **asked: Any) -> list[str]:
@@ -103,7 +99,7 @@ class AttuneBackend(Validated):
     @classmethod
     def refusal(cls, asked: dict[str, Any]) -> str | None:
         window: dict[str, Any] = {"window_left": 127} if asked.get("has_sliding_window") else {}
-        return coverage.refusal(num_heads=_HEADS, num_kv_heads=_HEADS, head_size=asked["head_size"], dtype=asked["dtype"],
+        return coverage.refusal(asked["device_capability"], num_heads=_HEADS, num_kv_heads=_HEADS, head_size=asked["head_size"], dtype=asked["dtype"],
                                 kv_cache_dtype=asked["kv_cache_dtype"], block_size=asked["block_size"], sinks=asked["has_sink"],
                                 causal=True, **window)
 
@@ -111,8 +107,6 @@ class AttuneBackend(Validated):
 def _with_value(backend: type[Validated], reason: str, asked: dict[str, Any]) -> str:
     field = reason.removesuffix(" not supported")
     known = {"dtype": backend.supported_dtypes, "kv_cache_dtype": backend.supported_kv_cache_dtypes}.get(field)
-    if field == "compute capability":
-        return f"{reason}: {asked['device_capability']} is no Hopper (9.0)"
     if known is None:
         return reason
     return f"{reason}: it is {asked[field]}, and {', '.join(map(str, known))} are"
@@ -120,7 +114,7 @@ def _with_value(backend: type[Validated], reason: str, asked: dict[str, Any]) ->
 
 def nearest(asked: dict[str, Any]) -> str | None:
     """The first backend of vLLM's own that takes a configuration, as far as it can be asked on this machine."""
-    for name in _MLA if asked.get("use_mla") else _DENSE:
+    for name in _MLA_SPARSE if asked.get("use_sparse") else _MLA if asked.get("use_mla") else _DENSE:
         try:
             if not AttentionBackendEnum[name].get_class().validate_configuration(**asked):
                 return name

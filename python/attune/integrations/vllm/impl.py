@@ -49,9 +49,9 @@ class AttuneImpl(AttentionImpl[AttuneMetadata]):
                            alibi_slopes is not None, self.fields)
         self.kind = ""
 
-        refused = coverage.refusal(num_heads=num_heads, num_kv_heads=self.num_kv_heads, head_size=head_size, dtype=self.dtype,
-                                   kv_cache_dtype=kv_cache_dtype, block_size=None, sinks=sinks is not None,
-                                   alibi=alibi_slopes is not None, **self.fields)
+        refused = coverage.refusal(coverage.engine_capability(), num_heads=num_heads, num_kv_heads=self.num_kv_heads,
+                                   head_size=head_size, dtype=self.dtype, kv_cache_dtype=kv_cache_dtype, block_size=None,
+                                   sinks=sinks is not None, alibi=alibi_slopes is not None, **self.fields)
         if refused is not None:
             raise NotImplementedError(f"ATTUNE: {refused}")
 

@@ -23,6 +23,7 @@ EIGHT_BIT = {
 }
 PER_TOKEN_HEAD = ("fp8_per_token_head", "int8_per_token_head")
 DTYPES = ("auto", "float16", "bfloat16", *EIGHT_BIT)
+PACKED_BYTES = {"fp8_ds_mla": 656}  # of a token of MLA
 SCALE_BYTES = 4
 
 
@@ -45,9 +46,15 @@ def view(kv_cache: torch.Tensor, kv_cache_dtype: str, head_size: int, layer: Any
                           k_scale=_scales(kv_cache, head_size), v_scale=_scales(kv_cache, half + head_size))
 
 
-def latent_view(kv_cache: torch.Tensor) -> attune.KVCache:
-    """MLA's [blocks, block_size, latent and rope channels], without its page_table: one head, whose values are part of its keys."""
-    return attune.KVCache(kv_cache.data.unsqueeze(2))
+def latent_view(kv_cache: torch.Tensor, kv_cache_dtype: str, layer: Any) -> attune.KVCache:
+    """MLA's [blocks, block_size, latent and rope channels, or bytes of packed ones], without its page_table: one head, whose values
+    are part of its keys."""
+    kv_cache = kv_cache.data
+    if kv_cache_dtype in PACKED_BYTES:
+        return attune.KVCache(kv_cache, format="mla_656")
+    if kv_cache_dtype in EIGHT_BIT:
+        return attune.KVCache(kv_cache.view(EIGHT_BIT[kv_cache_dtype]).unsqueeze(2), k_scale=layer._k_scale.reshape(-1))
+    return attune.KVCache(kv_cache.unsqueeze(2))
 
 
 def _scales(kv_cache: torch.Tensor, at: int) -> torch.Tensor:

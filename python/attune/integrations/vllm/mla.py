@@ -26,7 +26,7 @@ from . import coverage, kv_cache as caches
 from .backend import Validated
 from .step import Kinds
 
-_DTYPES = ["auto", "float16", "bfloat16"]
+_DTYPES = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"]
 _HEADS, _LATENT = 16, 512  # the selector does not say them: AttuneMLAImpl asks again with the layer's
 
 
@@ -79,8 +79,8 @@ class AttuneMLAImpl(MLACommonImpl[AttuneMLAMetadata]):
         self.arrays: dict[str, torch.Tensor | None] = {}
         self.fields: dict[str, Any] = {"causal": True, "softmax_scale": self.scale, "head_dim_v": self.kv_lora_rank}
         self.kind = repr((num_heads, head_size, self.dtype, kv_cache_dtype, self.fields))
-        refused = coverage.refusal(num_heads=num_heads, num_kv_heads=1, head_size=head_size, dtype=self.dtype,
-                                   kv_cache_dtype=kv_cache_dtype, block_size=None, **self.fields)
+        refused = coverage.refusal(coverage.engine_capability(), num_heads=num_heads, num_kv_heads=1, head_size=head_size,
+                                   dtype=self.dtype, kv_cache_dtype=kv_cache_dtype, block_size=None, **self.fields)
         if refused is not None:
             raise NotImplementedError(f"ATTUNE_MLA: {refused}")
 
@@ -89,7 +89,7 @@ class AttuneMLAImpl(MLACommonImpl[AttuneMLAMetadata]):
         views: dict[AttuneMLAImpl, attune.KVCache] = kv_cache.__dict__.setdefault("_attune_views", {})
         made = views.get(self)
         if made is None:
-            made = views[self] = caches.latent_view(kv_cache)
+            made = views[self] = caches.latent_view(kv_cache, self.kv_cache_dtype, layer)
         return made
 
     def forward_mqa(self, q: torch.Tensor | tuple[torch.Tensor, torch.Tensor], kv_c_and_k_pe_cache: torch.Tensor,
@@ -125,6 +125,6 @@ class AttuneMLABackend(Validated, MLACommonBackend):
 
     @classmethod
     def refusal(cls, asked: dict[str, Any]) -> str | None:
-        return coverage.refusal(num_heads=_HEADS, num_kv_heads=1, head_size=asked["head_size"], dtype=asked["dtype"],
+        return coverage.refusal(asked["device_capability"], num_heads=_HEADS, num_kv_heads=1, head_size=asked["head_size"], dtype=asked["dtype"],
                                 kv_cache_dtype=asked["kv_cache_dtype"], block_size=asked["block_size"], causal=True,
                                 head_dim_v=_LATENT)
