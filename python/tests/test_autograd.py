@@ -205,3 +205,28 @@ def test_a_name_that_is_no_argument():
     q = torch.randn(5, 2, 16, requires_grad=True)
     with pytest.raises(TypeError, match="'is_causal' is not an argument of this operation; did you mean causal"):
         attune.attention(q, q, q, is_causal=True)
+
+
+def test_a_tangent_is_not_lost():
+    q, k, tangent = (torch.randn(5, 2, 16) for _ in range(3))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, tangent)
+        with pytest.raises(ValueError, match="q has a tangent of forward-mode differentiation"):
+            attune.attention(dual, k, k)
+        with torch.no_grad(), pytest.raises(ValueError, match="k has a tangent"):
+            attune.attention(q, dual, k)
+        assert torch.equal(attune.attention(torch.autograd.forward_ad.unpack_dual(dual).primal, k, k), attune.attention(q, k, k))
+        with pytest.raises(NotImplementedError, match="jvp"):
+            attune.attention(dual.requires_grad_(), k, k)
+
+
+def test_what_is_stored_negated_is_refused_or_resolved():
+    stored = torch.randn(5, 2, 16, dtype=torch.complex64)
+    q, k = torch.imag(stored.conj()), torch.randn(5, 2, 16)
+    assert q.is_neg()
+    with pytest.raises(ValueError, match="q has the negative bit.*: pass q.resolve_neg()"):
+        attune.attention(q, k, k)
+    with pytest.raises(ValueError, match="out has the negative bit"):
+        attune.attention(k, k, k, out=torch.imag(torch.zeros_like(stored).conj()))
+    want = attune.attention(q.resolve_neg(), k, k)
+    assert torch.equal(attune.attention(q, k.requires_grad_(), k), want)  # torch's dispatcher resolves it
