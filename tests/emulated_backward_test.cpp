@@ -164,8 +164,61 @@ TEST_F(EmulatedBackward, OfAlibi) {
         R"("head_dim": [136, 40], "backward": {}, "alibi": 2, "causal": false)",
         R"("head_dim": [40, 24], "backward": {}, "alibi_negative": true, "window": [50, 9], "causal": false)",
         R"("head_dim": [16, 40], "backward": {"dlse": true}, "sinks": "mixed", "softcap": 3, "dtype": "f16")",
-        R"("head_dim": [16, 16], "backward": {}, "plant": "nan_v", "alibi": 2)"})
+        R"("head_dim": [64, 64], "backward": {"dlse": true}, "alibi_sqrt": true, "causal": false)",
+        R"("head_dim": [136, 40], "backward": {}, "alibi": 2, "alibi_sqrt": true, "alibi_negative": true)",
+        R"("head_dim": [16, 16], "backward": {}, "plant": "nan_v", "alibi": 2)",
+        R"("head_dim": [16, 16], "backward": {}, "plant": "nan_v", "alibi_sqrt": true, "softcap": 3)"})
     EXPECT_EQ(check(tests::make_case(row.with(members))), "") << members;
+}
+
+// Of every head or of all, beside windows; what they do not cover passes; and a NaN that they hide.
+TEST_F(EmulatedBackward, OfMasksByBits) {
+  const cases::Row row(R"("name": "bits", "heads": [4, 2], "dtype": "bf16", "seqlens_q": [140, 0, 1, 90],
+                          "seqlens_kv": [140, 5, 70, 200])");
+  for (
+      const char* members :
+      {R"("head_dim": [64, 64], "mask_bits": 1, "backward": {"dlse": true})",
+       R"("head_dim": [136, 40], "mask_bits": 2, "causal": true, "backward": {})",
+       R"("head_dim": [200, 136], "mask_bits": 2, "window": [50, 9], "dtype": "f16", "backward": {})",
+       R"("head_dim": [24, 40], "mask_bits": 2, "mask_start": 20, "mask_keys": 64, "queries": "fixed",
+           "seqlens_q": [70, 70], "seqlens_kv": [130, 90], "backward": {})",
+       R"("head_dim": [16, 40], "mask_bits": 2, "sinks": "mixed", "softcap": 3, "alibi": 1, "backward": {"dlse": true})",
+       R"("head_dim": [16, 16], "mask_bits": 1, "plant": "nan_v", "backward": {})",
+       R"("head_dim": [16, 16], "mask_bits": 2, "causal": true, "backward": {"plant": "nan_q"})"})
+    EXPECT_EQ(check(tests::make_case(row.with(members))), "") << members;
+}
+
+// Ranges that reach over blocks of keys and tiles, overlap, and end beyond the sequence; of queries before all keys,
+// with keys and without; beside windows, where blocks between a range and a window have tiles that only later queries
+// see.
+TEST_F(EmulatedBackward, OfRanges) {
+  const cases::Row row(R"("name": "ranges", "heads": [2, 1], "dtype": "bf16", "seqlens_q": [300, 90, 100],
+                          "seqlens_kv": [300, 290, 20], "ranges": [[3, 200, 190, 250, 7, 7], [200, 280, 20, 400],
+                          [-80, -30, -9, 5, 9, 2]])");
+  for (const char* members :
+       {R"("head_dim": [64, 64], "causal": true, "backward": {"dlse": true})",
+        R"("head_dim": [64, 64], "window": [20, 0], "backward": {})",
+        R"("head_dim": [136, 40], "window": [30, 3], "backward": {})",
+        R"("head_dim": [200, 136], "window": [0, 0], "dtype": "f16", "backward": {})",
+        R"("head_dim": [24, 24], "window": [9, 0], "seqused": true, "seqlens_kv": [270, 250, 18], "backward": {})",
+        R"("head_dim": [24, 40], "causal": true, "mask_bits": 2, "sinks": "mixed", "backward": {"dlse": true})",
+        R"("head_dim": [16, 16], "causal": true, "plant": "nan_v", "backward": {})",
+        R"("head_dim": [16, 16], "window": [9, 0], "mask_bits": 1, "backward": {"plant": "nan_q"})"})
+    EXPECT_EQ(check(tests::make_case(row.with(members))), "") << members;
+}
+
+TEST_F(EmulatedBackward, ARunHasNoMoreMasksThanItsPlan) {
+  const cases::Row row(R"("name": "plan", "heads": [1, 1], "head_dim": [16, 16], "dtype": "bf16", "causal": true,
+                          "seqlens_q": [9], "seqlens_kv": [9], "backward": {})");
+  const cases::Row ranges = row.with(R"("ranges": [[2, 8]])");
+  const auto run_with = [&](const cases::Row& planned, const cases::Row& run) {
+    cases::BackwardProblem of_plan(tests::make_case(planned)), problem(tests::make_case(run));
+    cases::BackwardCall call = of_plan.host();
+    const Config plan = backward::choose_config(make_backward(*call.linked(), call.attention, Data::kRequired));
+    return cases::run_and_check(problem, [&](const cases::BackwardCall& c) { return run_emulated(c, &plan); }).failure;
+  };
+  EXPECT_EQ(run_with(ranges, row), "");
+  EXPECT_EQ(run_with(row, ranges), "bidirectional_ranges.shape[1] is 1; the plan was made for 0");
 }
 
 // Rows of out may lie anywhere: no TMA copies them.
@@ -298,7 +351,8 @@ TEST_F(EmulatedBackward, TheListHasTheBlocksOfASequenceInTheirOrder) {
 TEST_F(EmulatedBackward, HaveNoRaces) {
   const emulator::Watched watched;
   for (const char* dims : {R"("head_dim": [64, 64])", R"("head_dim": [144, 80], "softcap": 3, "sinks": "normal")",
-                           R"("head_dim": [200, 136], "sinks": "normal")"}) {
+                           R"("head_dim": [200, 136], "sinks": "normal")",
+                           R"("head_dim": [24, 24], "mask_bits": 1, "ranges": [[3, 200], []])"}) {
     for (uint64_t seed = 0; seed <= 1; ++seed) {
       std::optional<emulator::Shuffled> shuffled;
       if (seed > 0) shuffled.emplace(seed);

@@ -3,6 +3,7 @@
 // that a row does not see reaches it. Here only pairs that see each other are read, one after the other, in fp32. What
 // is NaN then is NaN by its own pairs. In a block that has any, a warp looks at a row at a time. Grid: blocks of rows
 // times heads, of queries or of keys.
+#include "backward/masks.cuh"
 #include "backward/scores.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/math.cuh"
@@ -118,10 +119,11 @@ __device__ __forceinline__ void recompute_query(const Rows& rows, int row, int h
   const RowX q = rows.q(row, head);
   const RowY dout = rows.dout(row, head);
   const RowStats stats = stats_of(p, rows.s, rows.b, head)[row];
-  const Span keys = keys_of_query(p, rows.s, row);
+  const Span keys = kRanges ? Span{0, rows.s.num_keys} : keys_of_query(p, rows.s, row);
   RowX dq;
   dq.zero();
   for (int key = keys.begin; key < keys.end; ++key) {
+    if (kKeyMasks && !sees(p, rows.s, rows.b, row, head, key)) continue;
     const RowX k = rows.dense<RowX>(p.new_k, key, head / p.group);
     float probability, ds;
     const RowY v = rows.dense<RowY>(p.new_v, key, head / p.group);
@@ -138,13 +140,14 @@ __device__ __forceinline__ void recompute_key(const Rows& rows, int key, int kv_
   if (fine_k && fine_v) return;
   const RowX k = rows.dense<RowX>(p.new_k, key, kv_head);
   const RowY v = rows.dense<RowY>(p.new_v, key, kv_head);
-  const Span queries = queries_of_key(p, rows.s, key);
+  const Span queries = kRanges && key < rows.s.num_keys ? Span{0, rows.s.num_q} : queries_of_key(p, rows.s, key);
   RowX dk;
   RowY dv;
   dk.zero(), dv.zero();
   for (int head = kv_head * p.group; head < (kv_head + 1) * p.group; ++head) {
     const RowStats* const stats = stats_of(p, rows.s, rows.b, head);
     for (int row = queries.begin; row < queries.end; ++row) {
+      if (kKeyMasks && !sees(p, rows.s, rows.b, row, head, key)) continue;
       const RowX q = rows.q(row, head);
       const RowY dout = rows.dout(row, head);
       float probability, ds;

@@ -8,7 +8,8 @@
 
 namespace attune::backward {
 
-constexpr bool kSoftcap = (ATTUNE_SCORE & use::kSoftcap) != 0, kAlibi = (ATTUNE_SCORE & use::kAlibi) != 0;
+constexpr bool kSoftcap = (ATTUNE_SCORE & use::kSoftcap) != 0, kAlibiSqrt = (ATTUNE_SCORE & use::kAlibiSqrt) != 0;
+constexpr bool kAlibi = kAlibiSqrt || (ATTUNE_SCORE & use::kAlibi) != 0;
 
 struct Score {
   float value;
@@ -40,6 +41,7 @@ __device__ __forceinline__ float slope_of(const BackwardParams& p, int b, int he
 }
 // Adds ALiBi. distance: from the key to the query.
 __device__ __forceinline__ void add_alibi(Score& score, float slope, float distance) {
+  if constexpr (kAlibiSqrt) distance = ptx::sqrt_approx(fmaxf(distance, 0.0f));
   if constexpr (kAlibi) score.value = fmaf(-slope, distance, score.value);
 }
 

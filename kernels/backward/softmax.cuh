@@ -22,8 +22,12 @@ class Softmax {
     if constexpr (kAlibi) ahead_ = work.s.num_keys - work.s.num_q + column_ - key;
   }
 
-  // Whether all scores of the warp count, of the tile that begins at query `row`.
-  __device__ __forceinline__ bool all_seen(int row) const {
+  // Looks at the tile that begins at query `row`, of a head of q. Returns whether all scores of the warp count.
+  __device__ __forceinline__ bool all_seen(const BackwardParams& p, const Work& work, int key, int row, int head) {
+    if constexpr (kKeyMasks) {
+      pairs_ = pairs_seen(p, work, key, row, head);
+      return !__any_sync(0xffffffffu, pairs_ != static_cast<unsigned>((1ull << kScores) - 1));
+    }
     const int first = row + column_;
     const bool mine =
         max(seen_[0].begin, seen_[1].begin) <= first && first + kScores * 2 - 7 < min(seen_[0].end, seen_[1].end);
@@ -59,8 +63,38 @@ class Softmax {
   // The query of register j in the tile, and whether its key sees it.
   __device__ __forceinline__ int column_of(int j) const { return column_ + j / 4 * 8 + j % 2; }
   __device__ __forceinline__ bool sees(int j, int row) const {
+    if constexpr (kKeyMasks) return (pairs_ >> j & 1) != 0;
     const Span& seen = seen_[j / 2 % 2];
     return row + column_of(j) >= seen.begin && row + column_of(j) < seen.end;
+  }
+  // Bit j: whether the pair of register j counts. key: of registers 0 and 1.
+  __device__ __forceinline__ unsigned pairs_seen(const BackwardParams& p, const Work& work, int key, int row,
+                                                 int head) const {
+    const auto is_in = [&](const Span& span, int j) {
+      return row + column_of(j) >= span.begin && row + column_of(j) < span.end;
+    };
+    unsigned pairs = 0;
+#pragma unroll
+    for (int j = 0; j < kScores; ++j) pairs |= is_in(seen_[j / 2 % 2], j) ? 1u << j : 0;
+    if constexpr (kRanges) {
+      for_each_range(p, work.batch, [&](const common::Range& range) {
+        const Span queries = queries_in(range, work.s);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          if (!common::holds(range, key + 8 * h) || key + 8 * h >= min(work.end, work.s.num_keys)) continue;
+#pragma unroll
+          for (int j = 0; j < kScores; ++j) pairs |= j / 2 % 2 == h && is_in(queries, j) ? 1u << j : 0;
+        }
+      });
+    }
+    if constexpr (kBits) {
+#pragma unroll
+      for (int j = 0; j < kScores; ++j) {
+        if ((pairs >> j & 1) != 0 && !bit_of(p, work.s, work.batch, row + column_of(j), head, key + j / 2 % 2 * 8))
+          pairs &= ~(1u << j);
+      }
+    }
+    return pairs;
   }
   __device__ __forceinline__ static void load_share(unsigned, kernels::RowStats&) {}
   __device__ __forceinline__ static void load_share(unsigned at, kernels::SinkRowStats& stats) {
@@ -132,8 +166,9 @@ class Softmax {
   const Smem& smem_;
   const Scores scores_;
   const int column_;
-  int ahead_ = 0;  // with ALiBi: from register 0's key to the query of a tile's row 0 and that register
-  Span seen_[2];
+  int ahead_ = 0;       // with ALiBi: from register 0's key to the query of a tile's row 0 and that register
+  Span seen_[2];        // by causality and windows
+  unsigned pairs_ = 0;  // with masks, what pairs_seen() has said
 };
 
 }  // namespace attune::backward

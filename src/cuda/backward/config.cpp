@@ -89,27 +89,30 @@ KernelSpec Config::row_stats_kernel() const {
           0};
 }
 KernelSpec Config::gradients_kernel() const {
-  return {"backward/gradients.cu",
-          "attune_backward_gradients",
-          {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk),
-           define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_WITH_DQ", with_dq() ? 1 : 0),
-           define("ATTUNE_Q_STAGES", stages().q), define("ATTUNE_DOUT_STAGES", stages().dout),
-           define("ATTUNE_SCORE", score), define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
-          shared_bytes()};
+  return {
+      "backward/gradients.cu",
+      "attune_backward_gradients",
+      {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
+       define("ATTUNE_WITH_DQ", with_dq() ? 1 : 0), define("ATTUNE_Q_STAGES", stages().q),
+       define("ATTUNE_DOUT_STAGES", stages().dout), define("ATTUNE_SCORE", score), define("ATTUNE_MASK", mask),
+       define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
+      shared_bytes()};
 }
 KernelSpec Config::store_dq_kernel() const {
   return {"backward/store_dq.cu",
           "attune_backward_store_dq",
-          {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v)},
+          {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
+           define("ATTUNE_MASK", mask & use::kRanges)},
           0};
 }
 KernelSpec Config::recompute_kernel(bool of_keys) const {
-  return {"backward/recompute.cu",
-          "attune_backward_recompute",
-          {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk),
-           define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_OF_KEYS", of_keys ? 1 : 0),
-           define("ATTUNE_SCORE", score), define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
-          0};
+  return {
+      "backward/recompute.cu",
+      "attune_backward_recompute",
+      {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
+       define("ATTUNE_OF_KEYS", of_keys ? 1 : 0), define("ATTUNE_SCORE", score), define("ATTUNE_MASK", mask),
+       define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
+      0};
 }
 KernelSpec Config::sum_sinks_kernel() const { return {"backward/sum_sinks.cu", "attune_backward_sum_sinks", {}, 0}; }
 
@@ -148,8 +151,7 @@ Config choose_config(const BackwardProblem& p) {
   c.stats_stride = round_up(f.total_q + f.batch + kRows, 2);
   if (p.dq) c.dq_tiles = f.total_q / c.tile() + f.batch;
   c.with_dkv = p.dk || p.dv;
-  if (f.softcap > 0) c.score |= use::kSoftcap;
-  if (f.alibi) c.score |= use::kAlibi;
+  c.score = attention::score_kinds(f), c.mask = attention::mask_kinds(f);
   c.with_sinks = static_cast<bool>(f.sinks), c.with_dsinks = static_cast<bool>(p.dsinks);
   c.with_dlse = static_cast<bool>(p.dlse);
   if (c.with_dsinks) c.sink_tiles = f.total_q / kRows + f.batch;
@@ -175,6 +177,7 @@ void check_run(const BackwardProblem& p, const Config& c) {
   require(
       !p.dlse || c.with_dlse || !c.with_sinks,
       "attention_backward differs from its plan: dlse is given, but was absent; beside sinks it changes the kernels");
+  attention::check_ranges(p.forward, c.mask);
   const std::string why = refusal(p);
   require(why.empty(), "attention_backward differs from its plan: kernel cuda_backward does not take ", why);
   for_each_input(p, [](const Input& input) {
