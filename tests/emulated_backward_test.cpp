@@ -221,6 +221,21 @@ TEST_F(EmulatedBackward, ARunHasNoMoreMasksThanItsPlan) {
   EXPECT_EQ(run_with(row, ranges), "bidirectional_ranges.shape[1] is 1; the plan was made for 0");
 }
 
+// Of positions and heads, of all of them, of new tokens with -inf, which hides a NaN; and of T5's buckets.
+TEST_F(EmulatedBackward, OfBiases) {
+  const cases::Row row(R"("name": "biases", "heads": [4, 2], "dtype": "bf16", "seqlens_q": [100, 0, 1, 20],
+                          "seqlens_kv": [140, 5, 70, 12], "backward": {"outputs": ["dq", "dk", "dv"]})");
+  for (const char* members :
+       {R"("head_dim": [64, 64], "bias": 2)",
+        R"("head_dim": [136, 40], "bias": 1, "causal": true, "aux_dtype": "bf16")",
+        R"("head_dim": [200, 136], "t5_buckets": 16, "t5_bidirectional": true, "dtype": "f16")",
+        R"("head_dim": [24, 40], "new_token_bias": true, "t5_buckets": 32, "causal": true)",
+        R"("head_dim": [16, 40], "bias": 2, "softcap": 3, "sinks": "mixed", "alibi": 1, "mask_bits": 1)",
+        R"("head_dim": [16, 16], "new_token_bias": true, "causal": true, "plant": "nan_v")"})
+    EXPECT_EQ(check(tests::make_case(row.with(members))), "") << members;
+  EXPECT_EQ(check(tests::make_case(row.with(R"("bias": 1, "backward": {"outputs": ["dbias"]})"))), tests::kNotCovered);
+}
+
 // Rows of out may lie anywhere: no TMA copies them.
 TEST_F(EmulatedBackward, OfOutsThatTakeNoVectors) {
   for (const char* sinks : {R"("sinks": "mixed")", R"("causal": true)"}) {

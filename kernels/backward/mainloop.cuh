@@ -35,10 +35,10 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
     ptx::wait_phase(smem.dout_full(pipe.stage), pipe.phase);
     clear_queries_behind_the_last(smem, work, step.row, pipe.stage, pipe.stage);
     multiply<Config::kStepsV>(kMadeAnew ? keys_of(smem.v() + group * (64 * 128)) : v, smem.dout(pipe.stage), d);
-    const bool all_seen =
-        softmax.all_seen(p, work, work.begin + 64 * group + row_of_thread(), step.row, work.head * p.group + step.head);
+    const Place place{p, work, work.begin + 64 * group + row_of_thread(), work.head * p.group + step.head};
+    const bool all_seen = softmax.all_seen(place, step.row);
     const float slope = slope_of(p, work.batch, work.head * p.group + step.head);
-    softmax.forward(all_seen, step.row, pipe.stage, slope, s, p_regs);
+    softmax.forward(place, all_seen, step.row, pipe.stage, slope, s, p_regs);
     accumulate(smem.dout(pipe.stage), p_regs, a.v);
     ptx::wgmma_wait<1>();
     ptx::pin(d);

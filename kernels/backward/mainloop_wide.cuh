@@ -34,9 +34,10 @@ __device__ __forceinline__ void run_mainloop_wide(const BackwardParams& p, const
     ptx::wait_phase(smem.dout_full(dout.stage), dout.phase);
     clear_queries_behind_the_last(smem, work, step.row, q.stage, dout.stage);
     multiply<Config::kStepsV>(kMadeAnew ? keys_of(smem.v()) : v, smem.dout(dout.stage) + queries, d);
-    const bool all_seen =
-        softmax.all_seen(p, work, work.begin + row_of_thread(), step.row, work.head * p.group + step.head);
-    softmax.forward(all_seen, step.row, q.stage, slope_of(p, work.batch, work.head * p.group + step.head), s, packed);
+    const Place place{p, work, work.begin + row_of_thread(), work.head * p.group + step.head};
+    const bool all_seen = softmax.all_seen(place, step.row);
+    softmax.forward(place, all_seen, step.row, q.stage, slope_of(p, work.batch, work.head * p.group + step.head), s,
+                    packed);
     if (i > 0) sync_math();
     store_scores(smem.p_transposed(), group * kQueries, packed);
     ptx::wgmma_wait<0>();

@@ -25,7 +25,7 @@ __device__ __forceinline__ int row_of_thread() {
 
 // Operands are made anew in each step where there are no registers for what derives from them.
 constexpr bool kMadeAnew =
-    kAlibi || kKeyMasks || (!Config::kWide && (kSoftcap || (kSinkShares && Config::kTile == 32)));
+    kAlibi || kTables || kKeyMasks || (!Config::kWide && (kSoftcap || (kSinkShares && Config::kTile == 32)));
 // The descriptor of a warpgroup's keys in K or V.
 __device__ __forceinline__ ptx::Descriptor keys_of(unsigned rows) {
   unsigned at[1] = {rows};

@@ -11,6 +11,14 @@
 
 namespace attune::backward {
 
+// What tables of masks and biases are looked up by.
+struct Place {
+  const BackwardParams& p;
+  const Work& work;
+  int key;   // of registers 0 and 1
+  int head;  // of q
+};
+
 template <int kScores>
 class Softmax {
  public:
@@ -22,10 +30,10 @@ class Softmax {
     if constexpr (kAlibi) ahead_ = work.s.num_keys - work.s.num_q + column_ - key;
   }
 
-  // Looks at the tile that begins at query `row`, of a head of q. Returns whether all scores of the warp count.
-  __device__ __forceinline__ bool all_seen(const BackwardParams& p, const Work& work, int key, int row, int head) {
+  // Looks at the tile that begins at query `row`. Returns whether all scores of the warp count.
+  __device__ __forceinline__ bool all_seen(const Place& place, int row) {
     if constexpr (kKeyMasks) {
-      pairs_ = pairs_seen(p, work, key, row, head);
+      pairs_ = pairs_seen(place, row);
       return !__any_sync(0xffffffffu, pairs_ != static_cast<unsigned>((1ull << kScores) - 1));
     }
     const int first = row + column_;
@@ -35,10 +43,10 @@ class Softmax {
   }
   // s becomes the factor of dS, and packed P: the same, but for a softcap, whose slope the factor has, and for shares
   // of sinks, which it has not. The stats of the tile are in `stage`. slope: of ALiBi.
-  __device__ __forceinline__ void forward(bool all_seen, int row, int stage, float slope, float (&s)[kScores],
-                                          unsigned (&packed)[kScores / 2]) const {
-    if constexpr (kSinkShares || kSoftcap || kAlibi) {
-      make_factors_and_p(all_seen, row, stage, slope, s, packed);
+  __device__ __forceinline__ void forward(const Place& place, bool all_seen, int row, int stage, float slope,
+                                          float (&s)[kScores], unsigned (&packed)[kScores / 2]) const {
+    if constexpr (kSinkShares || kSoftcap || kAlibi || kTables) {
+      make_factors_and_p(place, all_seen, row, stage, slope, s, packed);
     } else {
       map(all_seen, row, stage, s,
           [&](int i, const RowStats& stats) { return ptx::exp2_approx(fmaf(s[i], scores_.unit, -stats.lse2)); });
@@ -67,9 +75,11 @@ class Softmax {
     const Span& seen = seen_[j / 2 % 2];
     return row + column_of(j) >= seen.begin && row + column_of(j) < seen.end;
   }
-  // Bit j: whether the pair of register j counts. key: of registers 0 and 1.
-  __device__ __forceinline__ unsigned pairs_seen(const BackwardParams& p, const Work& work, int key, int row,
-                                                 int head) const {
+  // Bit j: whether the pair of register j counts.
+  __device__ __forceinline__ unsigned pairs_seen(const Place& place, int row) const {
+    const BackwardParams& p = place.p;
+    const Work& work = place.work;
+    const int key = place.key;
     const auto is_in = [&](const Span& span, int j) {
       return row + column_of(j) >= span.begin && row + column_of(j) < span.end;
     };
@@ -90,7 +100,8 @@ class Softmax {
     if constexpr (kBits) {
 #pragma unroll
       for (int j = 0; j < kScores; ++j) {
-        if ((pairs >> j & 1) != 0 && !bit_of(p, work.s, work.batch, row + column_of(j), head, key + j / 2 % 2 * 8))
+        if ((pairs >> j & 1) != 0 &&
+            !bit_of(p, work.s, work.batch, row + column_of(j), place.head, key + j / 2 % 2 * 8))
           pairs &= ~(1u << j);
       }
     }
@@ -133,7 +144,7 @@ class Softmax {
   }
 
   // Where P is not the factor of dS; pair by pair, as the registers have no room for both.
-  __device__ __forceinline__ void make_factors_and_p(bool all_seen, int row, int stage, float slope,
+  __device__ __forceinline__ void make_factors_and_p(const Place& place, bool all_seen, int row, int stage, float slope,
                                                      float (&s)[kScores], unsigned (&packed)[kScores / 2]) const {
     const float ahead = kAlibi ? static_cast<float>(row + ahead_) : 0.0f;
 #pragma unroll
@@ -146,6 +157,7 @@ class Softmax {
         for (int e = 0; e < 2; ++e) {
           Score score = scores_.of(s[i + e]);
           add_alibi(score, slope, ahead + static_cast<float>(i / 4 * 8 + e - i / 2 % 2 * 8));
+          add_tables(score, place.p, place.work.s, place.head, row + column_of(i + e), place.key + i / 2 % 2 * 8);
           const float a = ptx::exp2_approx(score.value - stats[e].lse2);
           p[e] = a * share_of(stats[e]);
           s[i + e] = a * score.slope;

@@ -140,6 +140,17 @@ def test_what_the_backward_lacks_is_said_by_the_forward():
         attune.attention(q, k, v, **offsets)
 
 
+def test_the_forward_asks_for_the_gradients_that_will_be_wanted(monkeypatch):
+    asked = []
+    whole = torch_backward._core.attention_backward_supported
+    monkeypatch.setattr(torch_backward._core, "attention_backward_supported", lambda *x: (asked.append(sorted(x[1])), whole(*x))[1])
+    q, k, v, offsets = arrays(torch.float32, "cpu", [5], [5])
+    bias = torch.zeros(1, 5, 5)
+    attune.attention(q, k, v, bias=bias, **offsets)
+    attune.attention(q, k, v, bias=bias.requires_grad_(), **offsets)
+    assert asked == [["dk", "dout", "dq", "dv"], ["dbias", "dk", "dout", "dq", "dv"]]
+
+
 def test_views_that_no_kernel_takes_are_copied():
     q, k, v, offsets = arrays(torch.float32, "cpu", [5, 3], [5, 9])
     out = attune.attention(q, k, v, causal=True, **offsets)

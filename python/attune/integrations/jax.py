@@ -128,9 +128,8 @@ def _with_residuals(values: _Values, arrays: Any) -> tuple[Any, Any]:
         if name not in GRADIENTS:
             raise InvalidArgument(f"{name} is differentiated, and has no gradient: pass jax.lax.stop_gradient({name})")
     specs = _specs(arrays, values)
-    outs = {name: specs[name] for name in ("q", "k", "v")}
-    covered, reason = _core.attention_backward_supported(
-        specs, {"dout": specs["out"], **{GRADIENTS[name]: x for name, x in outs.items()}}, None)
+    made = {GRADIENTS[name]: Spec(specs[name].shape, "float32" if name in TABLES else specs[name].dtype) for name in wanted}
+    covered, reason = _core.attention_backward_supported(specs, {"dout": specs["out"], **made}, None)
     if not covered:
         raise Unsupported(reason)
     out, lse = _forward(values, arrays)

@@ -76,6 +76,9 @@ def _forward(*inputs: Any, **values: Any) -> tuple[torch.Tensor, torch.Tensor]:
         # Whether the device has a backward is said before the forward runs: for rows as _aligned leaves them.
         dense = {name: _dense_spec(arguments[name]) for name in ("q", "k", "v", "out")}
         gradients = {"dout": dense["out"], **{f"d{name}": dense[name] for name in "qkv"}}
+        for name in TABLES:
+            if name in arguments and arguments[name].requires_grad:
+                gradients[GRADIENTS[name]] = _attention._spec(tuple(arguments[name].shape), "float32", arguments[name])
         covered, reason = _core.attention_backward_supported({**arguments, **dense}, gradients, None)
         if not covered:
             raise Unsupported(f"{reason}; under torch.no_grad() the forward alone is asked for")

@@ -152,6 +152,7 @@ Config choose_config(const BackwardProblem& p) {
   if (p.dq) c.dq_tiles = f.total_q / c.tile() + f.batch;
   c.with_dkv = p.dk || p.dv;
   c.score = attention::score_kinds(f), c.mask = attention::mask_kinds(f);
+  c.t5 = attention::t5_buckets(f);
   c.with_sinks = static_cast<bool>(f.sinks), c.with_dsinks = static_cast<bool>(p.dsinks);
   c.with_dlse = static_cast<bool>(p.dlse);
   if (c.with_dsinks) c.sink_tiles = f.total_q / kRows + f.batch;
@@ -162,6 +163,8 @@ std::string refusal(const BackwardProblem& p) {
   const Problem& f = p.forward;
   if (f.k.dtype != f.q.dtype || f.v.dtype != f.q.dtype || f.out.dtype != f.q.dtype)
     return "q, k, v and out of different dtypes";
+  if (p.dbias || p.dt5_bias) return cat(p.dbias ? "dbias" : "dt5_bias", ", though it takes the bias without");
+  if (std::string why = attention::table_refusal(f); !why.empty()) return why;
   const Config c = choose_config(p);
   if (std::max(c.blocks(false), c.blocks(true)) > std::numeric_limits<int32_t>::max())
     return cat("more than 2^31 blocks of ", kernels::kBackwardRows, " rows and heads");
@@ -190,7 +193,7 @@ void check_run(const BackwardProblem& p, const Config& c) {
 kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, void* workspace) {
   const Problem& f = p.forward;
   kernels::BackwardParams k{};
-  static_cast<kernels::WorkTileParams&>(k) = attention::to_params(f, {}, {}, nullptr);
+  static_cast<kernels::WorkTileParams&>(k) = attention::to_params(f, c.t5, {}, nullptr);
   k.new_k = attention::dense_rows(f.k), k.new_v = attention::dense_rows(f.v);
   k.dout = as_q(f, p.dout), k.dq = as_q(f, p.dq);
   k.dk = as_k(p.dk), k.dv = as_k(p.dv);
