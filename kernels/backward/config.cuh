@@ -130,9 +130,10 @@ __device__ __forceinline__ Work work_of(const BackwardParams& p, int item) {
   w.first = w.tiles = 0;
   const int last = min(w.end, w.s.num_keys) - 1;  // that is seen
   if (last < w.begin) return w;
-  const int begin = w.seen_by(p, w.begin).begin, end = w.seen_by(p, last).end;
-  w.first = begin / Config::kTile * Config::kTile;
-  if (end > begin) w.tiles = (end - w.first + Config::kTile - 1) / Config::kTile;
+  Span seen = {w.seen_by(p, w.begin).begin, w.seen_by(p, last).end};
+  widen_by_ranges(p, w.s, w.batch, w.begin, last, seen);
+  w.first = seen.begin / Config::kTile * Config::kTile;
+  if (seen.end > seen.begin) w.tiles = (seen.end - w.first + Config::kTile - 1) / Config::kTile;
   return w;
 }
 

@@ -3,7 +3,7 @@
 // order of the keys. The first one stores.
 #pragma once
 
-#include "backward/rows.cuh"
+#include "backward/masks.cuh"
 
 namespace attune::backward {
 
@@ -51,10 +51,10 @@ struct DqTile {
   }
 };
 
-// How many blocks of keys add to a tile before that of key `key`. Every block from the first that the tile's first
-// query sees on adds: what a query sees begins no earlier than what the one before it sees.
-__device__ __forceinline__ int dq_turn(const BackwardParams& p, const SequenceInfo& s, int row, int key) {
-  return key / p.block_keys - keys_of_query(p, s, row).begin / p.block_keys;
+// How many blocks of keys add to a tile before that of key `key`. Every block adds from the first one on that the
+// tile's queries, or later ones, have in sight.
+__device__ __forceinline__ int dq_turn(const BackwardParams& p, const SequenceInfo& s, int b, int row, int key) {
+  return key / p.block_keys - first_key_from(p, s, b, row) / p.block_keys;
 }
 
 }  // namespace attune::backward

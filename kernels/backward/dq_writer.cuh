@@ -27,7 +27,7 @@ class DqWriter {
       const long long piece =
           Tile::at(p_, work_.s, work_.batch, work_.head * p_.group + i % work_.heads, row) * Tile::kPieces +
           n % Tile::kPieces;
-      const unsigned turn = static_cast<unsigned>(dq_turn(p_, work_.s, row, work_.begin));
+      const unsigned turn = static_cast<unsigned>(dq_turn(p_, work_.s, work_.batch, row, work_.begin));
       if (threadIdx.x % 32 == 0) ptx::wait_for_arrivals(p_.dq_turns + piece, turn);
       __syncwarp();
       ptx::named_barrier_sync(kDqFullBarrier + number_, kDqThreads);

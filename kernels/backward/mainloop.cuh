@@ -14,24 +14,15 @@
 
 namespace attune::backward {
 
-// Operands are made anew in each step where there are no registers for what derives from them.
-constexpr bool kMadeAnew = kSoftcap || kAlibi;
-// The descriptor of a warpgroup's keys in K or V.
-__device__ __forceinline__ ptx::Descriptor keys_of(unsigned rows, int group) {
-  unsigned at[1] = {rows + group * (64 * 128)};
-  if constexpr (kMadeAnew) ptx::pin(at);
-  return ptx::uniform(ptx::descriptor_k_major(at[0]));
-}
-
 template <class Sums>
 __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem& smem, const Work& work, Sums& a) {
   constexpr int kScores = Config::kTile / 2;
   using Scores = Softmax<kScores>;
   const int group = math_group(), steps = work.steps();
-  const Scores softmax(p, smem, work, work.begin + 64 * group + row_of_thread(), 0);
+  Scores softmax(p, smem, work, work.begin + 64 * group + row_of_thread(), 0);
   ptx::wait_phase(smem.own_full(), 0);
   clear_keys_behind_the_last(smem, work);
-  const ptx::Descriptor k = keys_of(smem.k(), group), v = keys_of(smem.v(), group);
+  const ptx::Descriptor k = keys_of(smem.k() + group * (64 * 128)), v = keys_of(smem.v() + group * (64 * 128));
   float s[kScores], d[kScores], dq[Config::kDqRegisters];
   unsigned ds_regs[kScores / 2], p_regs[kScores / 2];
   common::PipelineState pipe;  // of q and of dout
@@ -43,10 +34,11 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
   for (int i = 0; i < steps; ++i) {
     ptx::wait_phase(smem.dout_full(pipe.stage), pipe.phase);
     clear_queries_behind_the_last(smem, work, step.row, pipe.stage, pipe.stage);
-    multiply<Config::kStepsV>(kMadeAnew ? keys_of(smem.v(), group) : v, smem.dout(pipe.stage), d);
-    const bool all_seen = softmax.all_seen(step.row);
+    multiply<Config::kStepsV>(kMadeAnew ? keys_of(smem.v() + group * (64 * 128)) : v, smem.dout(pipe.stage), d);
+    const Place place{p, work, work.begin + 64 * group + row_of_thread(), work.head * p.group + step.head};
+    const bool all_seen = softmax.all_seen(place, step.row);
     const float slope = slope_of(p, work.batch, work.head * p.group + step.head);
-    softmax.forward(all_seen, step.row, pipe.stage, slope, s, p_regs);
+    softmax.forward(place, all_seen, step.row, pipe.stage, slope, s, p_regs);
     accumulate(smem.dout(pipe.stage), p_regs, a.v);
     ptx::wgmma_wait<1>();
     ptx::pin(d);
@@ -67,7 +59,8 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
     // S of the last step once more where there is no next one: ptxas serializes products that are under a condition.
     const bool is_last = i + 1 == steps;
     if (!is_last) ptx::wait_phase(smem.q_full(next.stage), next.phase);
-    multiply<Config::kStepsQk>(kMadeAnew ? keys_of(smem.k(), group) : k, smem.q(is_last ? pipe.stage : next.stage), s);
+    multiply<Config::kStepsQk>(kMadeAnew ? keys_of(smem.k() + group * (64 * 128)) : k,
+                               smem.q(is_last ? pipe.stage : next.stage), s);
     if constexpr (Config::kWithDq) {
       ptx::wgmma_wait<2>();
       ptx::pin(dq);

@@ -18,11 +18,10 @@ __device__ __forceinline__ void run_mainloop_wide(const BackwardParams& p, const
   using Scores = Softmax<kScores>;
   const int group = math_group(), steps = work.steps();
   const unsigned queries = group * (kQueries * 128);  // bytes of a line
-  const Scores softmax(p, smem, work, work.begin + row_of_thread(), group * kQueries);
+  Scores softmax(p, smem, work, work.begin + row_of_thread(), group * kQueries);
   ptx::wait_phase(smem.own_full(), 0);
   clear_keys_behind_the_last(smem, work);
-  const ptx::Descriptor k = ptx::uniform(ptx::descriptor_k_major(smem.k()));
-  const ptx::Descriptor v = ptx::uniform(ptx::descriptor_k_major(smem.v()));
+  const ptx::Descriptor k = keys_of(smem.k()), v = keys_of(smem.v());
   float s[kScores], d[kScores], dq[Config::kDqRegisters];
   unsigned packed[kScores / 2];
   common::PipelineState q, dout;
@@ -34,9 +33,11 @@ __device__ __forceinline__ void run_mainloop_wide(const BackwardParams& p, const
   for (int i = 0; i < steps; ++i) {
     ptx::wait_phase(smem.dout_full(dout.stage), dout.phase);
     clear_queries_behind_the_last(smem, work, step.row, q.stage, dout.stage);
-    multiply<Config::kStepsV>(v, smem.dout(dout.stage) + queries, d);
-    const bool all_seen = softmax.all_seen(step.row);
-    softmax.forward(all_seen, step.row, q.stage, slope_of(p, work.batch, work.head * p.group + step.head), s, packed);
+    multiply<Config::kStepsV>(kMadeAnew ? keys_of(smem.v()) : v, smem.dout(dout.stage) + queries, d);
+    const Place place{p, work, work.begin + row_of_thread(), work.head * p.group + step.head};
+    const bool all_seen = softmax.all_seen(place, step.row);
+    softmax.forward(place, all_seen, step.row, q.stage, slope_of(p, work.batch, work.head * p.group + step.head), s,
+                    packed);
     if (i > 0) sync_math();
     store_scores(smem.p_transposed(), group * kQueries, packed);
     ptx::wgmma_wait<0>();
@@ -60,7 +61,7 @@ __device__ __forceinline__ void run_mainloop_wide(const BackwardParams& p, const
     // As in mainloop.cuh.
     const bool is_last = i + 1 == steps;
     if (!is_last) ptx::wait_phase(smem.q_full(next.stage), next.phase);
-    multiply<Config::kStepsQk>(k, smem.q(is_last ? q.stage : next.stage) + queries, s);
+    multiply<Config::kStepsQk>(kMadeAnew ? keys_of(smem.k()) : k, smem.q(is_last ? q.stage : next.stage) + queries, s);
     ptx::wgmma_wait<2>();
     ptx::pin(a.v);
     release(smem.dout_empty(dout.stage));

@@ -23,6 +23,16 @@ __device__ __forceinline__ int row_of_thread() {
   return static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }
 
+// Operands are made anew in each step where there are no registers for what derives from them.
+constexpr bool kMadeAnew =
+    kAlibi || kTables || kKeyMasks || (!Config::kWide && (kSoftcap || (kSinkShares && Config::kTile == 32)));
+// The descriptor of a warpgroup's keys in K or V.
+__device__ __forceinline__ ptx::Descriptor keys_of(unsigned rows) {
+  unsigned at[1] = {rows};
+  if constexpr (kMadeAnew) ptx::pin(at);
+  return ptx::uniform(ptx::descriptor_k_major(at[0]));
+}
+
 // Stores packed scores, [64 keys of four warps][4 kCount queries], to rows of 128 bytes: of keys, from query `first`
 // on; or transposed, of queries.
 template <int kCount>
@@ -52,8 +62,8 @@ __device__ __forceinline__ void store_dq_piece(unsigned to, int group, int piece
                                                const float (&x)[Config::kDqRegisters]) {
   using Tile = Config::DqTile;
   // All addresses are an XOR of one that has byte_of()'s swizzle by the row: fewer registers than an address each, but
-  // with a softcap it is the other way round.
-  constexpr bool kByXor = Config::kWide || !kSoftcap;
+  // with a softcap alone it is the other way round.
+  constexpr bool kByXor = Config::kWide || !kSoftcap || kSinkShares || kAlibi;
   const int row = row_of_thread();
   to += (kByXor ? Tile::byte_of(group, row, 0) : 0) + static_cast<int>(threadIdx.x) % 4 * 8;
 #pragma unroll

@@ -2,6 +2,7 @@
 // Computes rows of dq, dk and dv again that the gradient kernel left with a NaN or infinity. There a masked pair adds
 // 0 * NaN. Here only visible pairs are read, one after the other, in fp32, so a NaN that remains is the row's own. In a
 // block that has such rows, each warp takes one row at a time. Grid: blocks of rows times heads, of queries or of keys.
+#include "backward/masks.cuh"
 #include "backward/scores.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/math.cuh"
@@ -93,6 +94,7 @@ struct Rows {
                                           float& ds) const {
     Score score = Scores(p).of(q.dot(k));
     add_alibi(score, slope_of(p, b, pair.head), static_cast<float>(s.num_keys - s.num_q + pair.row - pair.key));
+    add_tables(score, p, s, pair.head, pair.row, pair.key);
     if (stats.lse2 == ptx::infinity() || score.value == -ptx::infinity()) return false;
     const float a = ptx::exp2_approx(score.value - stats.lse2), share = share_of(stats);
     probability = a * share;
@@ -117,10 +119,11 @@ __device__ __forceinline__ void recompute_query(const Rows& rows, int row, int h
   const RowX q = rows.q(row, head);
   const RowY dout = rows.dout(row, head);
   const RowStats stats = stats_of(p, rows.s, rows.b, head)[row];
-  const Span keys = keys_of_query(p, rows.s, row);
+  const Span keys = kRanges ? Span{0, rows.s.num_keys} : keys_of_query(p, rows.s, row);
   RowX dq;
   dq.zero();
   for (int key = keys.begin; key < keys.end; ++key) {
+    if (kKeyMasks && !sees(p, rows.s, rows.b, row, head, key)) continue;
     const RowX k = rows.dense<RowX>(p.new_k, key, head / p.group);
     float probability, ds;
     const RowY v = rows.dense<RowY>(p.new_v, key, head / p.group);
@@ -137,13 +140,14 @@ __device__ __forceinline__ void recompute_key(const Rows& rows, int key, int kv_
   if (fine_k && fine_v) return;
   const RowX k = rows.dense<RowX>(p.new_k, key, kv_head);
   const RowY v = rows.dense<RowY>(p.new_v, key, kv_head);
-  const Span queries = queries_of_key(p, rows.s, key);
+  const Span queries = kRanges && key < rows.s.num_keys ? Span{0, rows.s.num_q} : queries_of_key(p, rows.s, key);
   RowX dk;
   RowY dv;
   dk.zero(), dv.zero();
   for (int head = kv_head * p.group; head < (kv_head + 1) * p.group; ++head) {
     const RowStats* const stats = stats_of(p, rows.s, rows.b, head);
     for (int row = queries.begin; row < queries.end; ++row) {
+      if (kKeyMasks && !sees(p, rows.s, rows.b, row, head, key)) continue;
       const RowX q = rows.q(row, head);
       const RowY dout = rows.dout(row, head);
       float probability, ds;

@@ -4,11 +4,15 @@
 
 #include "backward/rows.cuh"
 #include "common/kinds.h"
+#include "common/score_terms.cuh"
 #include "common/softcap.cuh"
 
 namespace attune::backward {
 
-constexpr bool kSoftcap = (ATTUNE_SCORE & use::kSoftcap) != 0, kAlibi = (ATTUNE_SCORE & use::kAlibi) != 0;
+constexpr bool kSoftcap = (ATTUNE_SCORE & use::kSoftcap) != 0, kAlibiSqrt = (ATTUNE_SCORE & use::kAlibiSqrt) != 0;
+constexpr bool kAlibi = kAlibiSqrt || (ATTUNE_SCORE & use::kAlibi) != 0;
+// Biases and T5, which are looked up pair by pair.
+constexpr bool kTables = (ATTUNE_SCORE & use::kTables) != 0;
 
 struct Score {
   float value;
@@ -40,7 +44,18 @@ __device__ __forceinline__ float slope_of(const BackwardParams& p, int b, int he
 }
 // Adds ALiBi. distance: from the key to the query.
 __device__ __forceinline__ void add_alibi(Score& score, float slope, float distance) {
+  if constexpr (kAlibiSqrt) distance = ptx::sqrt_approx(fmaxf(distance, 0.0f));
   if constexpr (kAlibi) score.value = fmaf(-slope, distance, score.value);
+}
+
+// Adds what tables have for a pair.
+__device__ __forceinline__ void add_tables(Score& score, const BackwardParams& p, const SequenceInfo& s, int head,
+                                           int row, int key) {
+  if constexpr (kTables) {
+    const int first_position = s.num_keys - s.num_q;
+    score.value += common::table_terms<ATTUNE_SCORE>(p, head, row, first_position, key, first_position + row - key) *
+                   common::kLog2e;
+  }
 }
 
 }  // namespace attune::backward

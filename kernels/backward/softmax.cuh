@@ -11,6 +11,14 @@
 
 namespace attune::backward {
 
+// What tables of masks and biases are looked up by.
+struct Place {
+  const BackwardParams& p;
+  const Work& work;
+  int key;   // of registers 0 and 1
+  int head;  // of q
+};
+
 template <int kScores>
 class Softmax {
  public:
@@ -22,8 +30,12 @@ class Softmax {
     if constexpr (kAlibi) ahead_ = work.s.num_keys - work.s.num_q + column_ - key;
   }
 
-  // Whether no score of the warp is masked in the tile that begins at query `row`.
-  __device__ __forceinline__ bool all_seen(int row) const {
+  // Looks at the tile that begins at query `row`. Returns whether no score of the warp is masked.
+  __device__ __forceinline__ bool all_seen(const Place& place, int row) {
+    if constexpr (kKeyMasks) {
+      pairs_ = pairs_seen(place, row);
+      return !__any_sync(0xffffffffu, pairs_ != static_cast<unsigned>((1ull << kScores) - 1));
+    }
     const int first = row + column_;
     const bool mine =
         max(seen_[0].begin, seen_[1].begin) <= first && first + kScores * 2 - 7 < min(seen_[0].end, seen_[1].end);
@@ -32,10 +44,10 @@ class Softmax {
   // Turns scores s into the factor of dS (without sinks dS = factor * (dP - delta)) and into packed P. They differ in
   // two cases: the factor also has the softcap's slope, and P the share that a sink leaves. The tile's stats are in
   // `stage`. slope: of ALiBi.
-  __device__ __forceinline__ void forward(bool all_seen, int row, int stage, float slope, float (&s)[kScores],
-                                          unsigned (&packed)[kScores / 2]) const {
-    if constexpr (kSinkShares || kSoftcap || kAlibi) {
-      make_factors_and_p(all_seen, row, stage, slope, s, packed);
+  __device__ __forceinline__ void forward(const Place& place, bool all_seen, int row, int stage, float slope,
+                                          float (&s)[kScores], unsigned (&packed)[kScores / 2]) const {
+    if constexpr (kSinkShares || kSoftcap || kAlibi || kTables) {
+      make_factors_and_p(place, all_seen, row, stage, slope, s, packed);
     } else {
       map(all_seen, row, stage, s,
           [&](int i, const RowStats& stats) { return ptx::exp2_approx(fmaf(s[i], scores_.unit, -stats.lse2)); });
@@ -60,8 +72,41 @@ class Softmax {
   // The query of register j in the tile, and whether its key sees it.
   __device__ __forceinline__ int column_of(int j) const { return column_ + j / 4 * 8 + j % 2; }
   __device__ __forceinline__ bool sees(int j, int row) const {
+    if constexpr (kKeyMasks) return (pairs_ >> j & 1) != 0;
     const Span& seen = seen_[j / 2 % 2];
     return row + column_of(j) >= seen.begin && row + column_of(j) < seen.end;
+  }
+  // Bit j: whether the pair of register j counts.
+  __device__ __forceinline__ unsigned pairs_seen(const Place& place, int row) const {
+    const BackwardParams& p = place.p;
+    const Work& work = place.work;
+    const int key = place.key;
+    const auto is_in = [&](const Span& span, int j) {
+      return row + column_of(j) >= span.begin && row + column_of(j) < span.end;
+    };
+    unsigned pairs = 0;
+#pragma unroll
+    for (int j = 0; j < kScores; ++j) pairs |= is_in(seen_[j / 2 % 2], j) ? 1u << j : 0;
+    if constexpr (kRanges) {
+      for_each_range(p, work.batch, [&](const common::Range& range) {
+        const Span queries = queries_in(range, work.s);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          if (!common::holds(range, key + 8 * h) || key + 8 * h >= min(work.end, work.s.num_keys)) continue;
+#pragma unroll
+          for (int j = 0; j < kScores; ++j) pairs |= j / 2 % 2 == h && is_in(queries, j) ? 1u << j : 0;
+        }
+      });
+    }
+    if constexpr (kBits) {
+#pragma unroll
+      for (int j = 0; j < kScores; ++j) {
+        if ((pairs >> j & 1) != 0 &&
+            !bit_of(p, work.s, work.batch, row + column_of(j), place.head, key + j / 2 % 2 * 8))
+          pairs &= ~(1u << j);
+      }
+    }
+    return pairs;
   }
   __device__ __forceinline__ static void load_share(unsigned, kernels::RowStats&) {}
   __device__ __forceinline__ static void load_share(unsigned at, kernels::SinkRowStats& stats) {
@@ -100,7 +145,7 @@ class Softmax {
   }
 
   // Computes P where it differs from the factor of dS, pair by pair: the registers have no room for both.
-  __device__ __forceinline__ void make_factors_and_p(bool all_seen, int row, int stage, float slope,
+  __device__ __forceinline__ void make_factors_and_p(const Place& place, bool all_seen, int row, int stage, float slope,
                                                      float (&s)[kScores], unsigned (&packed)[kScores / 2]) const {
     const float ahead = kAlibi ? static_cast<float>(row + ahead_) : 0.0f;
 #pragma unroll
@@ -113,6 +158,7 @@ class Softmax {
         for (int e = 0; e < 2; ++e) {
           Score score = scores_.of(s[i + e]);
           add_alibi(score, slope, ahead + static_cast<float>(i / 4 * 8 + e - i / 2 % 2 * 8));
+          add_tables(score, place.p, place.work.s, place.head, row + column_of(i + e), place.key + i / 2 % 2 * 8);
           const float a = ptx::exp2_approx(score.value - stats[e].lse2);
           p[e] = a * share_of(stats[e]);
           s[i + e] = a * score.slope;
@@ -133,8 +179,9 @@ class Softmax {
   const Smem& smem_;
   const Scores scores_;
   const int column_;
-  int ahead_ = 0;  // with ALiBi: from register 0's key to the query of a tile's row 0 and that register
-  Span seen_[2];
+  int ahead_ = 0;       // with ALiBi: from register 0's key to the query of a tile's row 0 and that register
+  Span seen_[2];        // by causality and windows
+  unsigned pairs_ = 0;  // with masks, what pairs_seen() has said
 };
 
 }  // namespace attune::backward

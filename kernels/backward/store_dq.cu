@@ -51,8 +51,8 @@ struct TileOfDq {
   __device__ __forceinline__ bool has(int row) const { return begin + row < s.num_q; }
   // Whether any block has added to a row. If not, its sums hold whatever was in memory.
   __device__ __forceinline__ bool sees(int row) const {
-    const Span keys = keys_of_query(p, s, begin + row);
-    return has(row) && keys.begin < keys.end;
+    const bool any = sees_any(p, s, b, begin + row);
+    return has(row) && any;
   }
   // Scales and stores eight channels of a row, which are 0 if it sees nothing. Returns whether they are finite.
   __device__ __forceinline__ bool store(int row, int channel, float (&x)[8]) const {

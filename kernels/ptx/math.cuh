@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Approximate functions of one argument, with errors of about 2^-22: PTX ISA, "ex2", "lg2" and "rcp". And "max".
+// Approximate functions of one argument, with errors of about 2^-22: PTX ISA, "ex2", "lg2", "rcp" and "sqrt". And
+// "max".
 #pragma once
 
 #include "ptx/architecture.h"
@@ -22,6 +23,12 @@ __device__ __forceinline__ float log2_approx(float x) {
 __device__ __forceinline__ float reciprocal_approx(float x) {
   float d;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(x));
+  return d;
+}
+
+__device__ __forceinline__ float sqrt_approx(float x) {
+  float d;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(x));
   return d;
 }
 

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <typeinfo>
 
+#include "torch.h"
+
 namespace attune::python {
 
 struct Arrays::View {
@@ -255,7 +257,8 @@ attune_tensor Arrays::view(const Name& name, nb::handle array, Use use) {
   if (use == Use::kBits && view.is_bool && view.as == ATTUNE_DTYPE_NONE)
     type_error(name.text() + " is bool; uint8 with a bit for each key is expected, as of " +
                "numpy.packbits(mask, axis=-1, bitorder=\"little\")");
-  if (use == Use::kWrite && view.read_only) invalid_argument(name.text() + " is read-only; an output must be writable");
+  if (use == Use::kWrite && view.read_only && !reads_outputs_)
+    invalid_argument(name.text() + " is read-only; an output must be writable");
   if (use == Use::kCache && view.read_only && read_only_cache_.empty()) read_only_cache_ = name.text();
   agree(name, view);
   if (!first_.is_valid()) first_ = nb::borrow(array);
@@ -266,16 +269,7 @@ void Arrays::read(const Name& name, nb::handle array, View* view) {
   const TypeEntry entry = entry_of(array);
   switch (entry.protocol) {
     case Protocol::kExchange: {
-      // A gradient would be lost in silence.
-      static PyObject* requires_grad = PyUnicode_InternFromString("requires_grad");
-      PyObject* wanted = PyObject_GetAttr(array.ptr(), requires_grad);
-      if (wanted == nullptr) PyErr_Clear();
-      const bool grad = wanted == Py_True;
-      Py_XDECREF(wanted);
-      if (grad && nb::cast<bool>(nb::module_::import_("torch").attr("is_grad_enabled")()))
-        invalid_argument(name.text() +
-                         " requires grad, and this operation has no backward: call it under torch.no_grad(), or " +
-                         "pass " + name.text() + ".detach()");
+      refuse_what_would_be_lost(name, array);
       dlpack::Tensor tensor{};
       if (entry.api->tensor_from_object(array.ptr(), &tensor) != 0) {
         nb::python_error cause;
@@ -347,6 +341,7 @@ void Arrays::read_capsule(const Name& name, nb::handle array, View* view) {
   } catch (nb::python_error& e) {  // an array that was deleted, say
     type_error(name.text() + " cannot be read: " + first_line(e));
   }
+  refuse_negative_bit(name, array);
   try {
     arguments["max_version"] = nb::make_tuple(1, 0);
     capsule = exporter(**arguments);

@@ -45,6 +45,8 @@ class Arrays {
 
   enum class Use { kRead, kBits, kWrite, kCache };  // kBits: no bool; kCache: written only by operations that append
   attune_tensor view(const Name& name, nb::handle array, Use use);
+  // From now on outputs may be read-only: the backward reads those of the forward.
+  void read_outputs(bool only) { reads_outputs_ = only; }
   // Keeps what another thread could replace while a call runs without the lock.
   void hold(nb::object object) {
     if (held_.empty()) held_.reserve(16);
@@ -73,7 +75,7 @@ class Arrays {
 
   attune_device device_{ATTUNE_DEVICE_CPU, 0};
   std::string device_name_;  // of the array that decided the device; empty while none has
-  bool decided_ = false;
+  bool decided_ = false, reads_outputs_ = false;
   const dlpack::ExchangeApi* api_ = nullptr;  // of the first array that has one
   nb::object first_;                          // the array that decided the device
   std::string read_only_cache_;

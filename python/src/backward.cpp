@@ -23,7 +23,9 @@ struct Backward {
   Backward(nb::dict attention_arguments, nb::dict arguments) {
     Values values;
     values.take(attention_table(), attention_arguments);
+    arrays.read_outputs(true);
     attention = read_attention(values, &arrays);
+    arrays.read_outputs(false);
     check(attune_attention_backward_init(&op, sizeof op));
     fill(&op, backward_table(), arguments, &arrays);
     op.attention = &attention;

@@ -140,6 +140,17 @@ def test_what_the_backward_lacks_is_said_by_the_forward():
         attune.attention(q, k, v, **offsets)
 
 
+def test_the_forward_asks_for_the_gradients_that_will_be_wanted(monkeypatch):
+    asked = []
+    whole = torch_backward._core.attention_backward_supported
+    monkeypatch.setattr(torch_backward._core, "attention_backward_supported", lambda *x: (asked.append(sorted(x[1])), whole(*x))[1])
+    q, k, v, offsets = arrays(torch.float32, "cpu", [5], [5])
+    bias = torch.zeros(1, 5, 5)
+    attune.attention(q, k, v, bias=bias, **offsets)
+    attune.attention(q, k, v, bias=bias.requires_grad_(), **offsets)
+    assert asked == [["dk", "dout", "dq", "dv"], ["dbias", "dk", "dout", "dq", "dv"]]
+
+
 def test_views_that_no_kernel_takes_are_copied():
     q, k, v, offsets = arrays(torch.float32, "cpu", [5, 3], [5, 9])
     out = attune.attention(q, k, v, causal=True, **offsets)
@@ -205,3 +216,28 @@ def test_a_name_that_is_no_argument():
     q = torch.randn(5, 2, 16, requires_grad=True)
     with pytest.raises(TypeError, match="'is_causal' is not an argument of this operation; did you mean causal"):
         attune.attention(q, q, q, is_causal=True)
+
+
+def test_a_tangent_is_not_lost():
+    q, k, tangent = (torch.randn(5, 2, 16) for _ in range(3))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, tangent)
+        with pytest.raises(ValueError, match="q has a tangent of forward-mode differentiation"):
+            attune.attention(dual, k, k)
+        with torch.no_grad(), pytest.raises(ValueError, match="k has a tangent"):
+            attune.attention(q, dual, k)
+        assert torch.equal(attune.attention(torch.autograd.forward_ad.unpack_dual(dual).primal, k, k), attune.attention(q, k, k))
+        with pytest.raises(NotImplementedError, match="jvp"):
+            attune.attention(dual.requires_grad_(), k, k)
+
+
+def test_what_is_stored_negated_is_refused_or_resolved():
+    stored = torch.randn(5, 2, 16, dtype=torch.complex64)
+    q, k = torch.imag(stored.conj()), torch.randn(5, 2, 16)
+    assert q.is_neg()
+    with pytest.raises(ValueError, match="q has the negative bit.*: pass q.resolve_neg()"):
+        attune.attention(q, k, k)
+    with pytest.raises(ValueError, match="out has the negative bit"):
+        attune.attention(k, k, k, out=torch.imag(torch.zeros_like(stored).conj()))
+    want = attune.attention(q.resolve_neg(), k, k)
+    assert torch.equal(attune.attention(q, k.requires_grad_(), k), want)  # torch's dispatcher resolves it

@@ -53,3 +53,15 @@ def test_what_is_wrong_is_named():
     with pytest.raises(attune.Unsupported, match="mask: finished rows"):
         _core.attention_backward({**arguments, "finished": np.zeros(1, np.uint8)},
                                  {"dout": arguments["out"].copy(), "dq": dq}, None, None)
+
+
+def test_what_the_forward_wrote_may_be_read_only():
+    _, arguments = forward()
+    for name in ("out", "lse"):
+        arguments[name].flags.writeable = False
+    dq = np.full_like(arguments["q"], np.nan)
+    _core.attention_backward(arguments, {"dout": arguments["out"], "dq": dq}, None, None)
+    assert np.isfinite(dq).all()
+    dq.flags.writeable = False
+    with pytest.raises(ValueError, match="dq is read-only"):
+        _core.attention_backward(arguments, {"dout": arguments["out"], "dq": dq}, None, None)

@@ -23,7 +23,7 @@ def run(*command):
 
 
 def needs(source, where):
-    for module in ("torch", "transformers", "matplotlib"):
+    for module in ("jax", "torch", "transformers", "matplotlib"):
         if re.search(rf"^\s*(import|from) {module}\b", source, re.M) and not has(module):
             pytest.skip(f"{module} is not installed: {where} is not run")
 

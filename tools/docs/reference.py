@@ -12,7 +12,7 @@ import textwrap
 NAMED = re.compile(r"(?<![\w`/.])(__\w+__|(?:attune_|ATTUNE_)\w+|[a-z]+[a-z0-9]*(?:_[a-z0-9]+)+|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)(?![\w`/]|\.(?:md|h|py))")
 
 # Of the modules that stand in for others: what those have, and how they are switched on.
-OTHERS_NAMES = re.compile(r"flash_|get_mla|FlashMLA|context_attention|unified_attention|varlen_attn|register$|activate$")
+OTHERS_NAMES = re.compile(r"flash_|get_mla|FlashMLA|context_attention|unified_attention|varlen_attn|attention$|register$|activate$")
 
 
 def escape(text):
@@ -267,7 +267,7 @@ def python_page(package):
             node = found[name]
             bases = [base.attr for base in getattr(node, "bases", []) if isinstance(base, ast.Attribute)]
             page.append(python_entry(name, node, [child for base in bases for child in core[base].body]))
-    for path in [*sorted((package / "compat").rglob("*.py")), *(package / f"integrations/{name}.py" for name in ("torch_flash", "transformers"))]:
+    for path in [*sorted((package / "compat").rglob("*.py")), *(package / f"integrations/{name}.py" for name in ("jax", "torch_flash", "transformers"))]:
         tree, known = definitions(path)
         module = ".".join(["attune", *path.relative_to(package).with_suffix("").parts]).removesuffix(".__init__")
         public = {name: node for name, node in known.items() if OTHERS_NAMES.match(name)}

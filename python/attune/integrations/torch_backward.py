@@ -15,17 +15,9 @@ import torch
 
 from .. import _attention, _core
 from .._errors import InvalidArgument, Unsupported
+from ._gradients import ARRAYS, GRADIENTS, TABLES, VALUES
 
-# What has a gradient, in the operators' order, and the name of that gradient.
-GRADIENTS = {"q": "dq", "k": "dk", "v": "dv", "sinks": "dsinks", "bias": "dbias", "t5_bias": "dt5_bias"}
-_OPTIONAL = ("sinks", "bias", "t5_bias")
-# Other arguments of attention that have a backward. Arrays are positional, too, as torch's autograd asks.
-_ARRAYS = ("cu_seqlens_q", "cu_seqlens_kv", "seqused_kv", "mask_bits", "mask_start", "bidirectional_ranges", "alibi_slopes",
-           "new_token_bias")
-_VALUES = {"causal": "bool?", "window_left": "int?", "window_right": "int?", "softmax_scale": "float?", "softcap": "float?",
-           "alibi_sqrt": "bool?", "t5_max_distance": "int?", "t5_bidirectional": "bool?", "max_seqlen_q": "int?",
-           "max_seqlen_kv": "int?", "batch_invariant": "bool?", "allow_tf32": "bool?"}
-_INPUTS = (*GRADIENTS, *_ARRAYS)
+_INPUTS = (*GRADIENTS, *ARRAYS)
 
 
 def wanted(q: Any, k: Any, v: Any, fields: dict[str, Any]) -> bool:
@@ -36,7 +28,7 @@ def wanted(q: Any, k: Any, v: Any, fields: dict[str, Any]) -> bool:
         if isinstance(x, torch.Tensor) and x.requires_grad:
             return True
     for name, x in fields.items():
-        if isinstance(x, torch.Tensor) and x.requires_grad and (name in GRADIENTS or name in _VALUES):
+        if isinstance(x, torch.Tensor) and x.requires_grad and (name in GRADIENTS or name in VALUES):
             return True
     return False
 
@@ -44,7 +36,7 @@ def wanted(q: Any, k: Any, v: Any, fields: dict[str, Any]) -> bool:
 def attention(arguments: dict[str, Any], out_dtype: Any, return_lse: bool, return_max_logits: bool) -> Any:
     """`attention` with gradients. arguments: those that are not None."""
     for name, value in arguments.items():
-        if name in _INPUTS or name in _VALUES:
+        if name in _INPUTS or name in VALUES:
             if name not in GRADIENTS and isinstance(value, torch.Tensor) and value.requires_grad:
                 raise InvalidArgument(f"{name} requires grad, and has no gradient: pass {name}.detach()")
             continue
@@ -58,7 +50,7 @@ def attention(arguments: dict[str, Any], out_dtype: Any, return_lse: bool, retur
         if name not in arguments:
             raise InvalidArgument(f"{name} is None, and {_first_wanted(arguments)} requires grad: the backward needs q, k and v")
     dtype = getattr(torch, out_dtype) if isinstance(out_dtype, str) else out_dtype
-    values = {name: value for name, value in arguments.items() if name in _VALUES or name not in _core.fields["attune_attention"]}
+    values = {name: value for name, value in arguments.items() if name in VALUES or name not in _core.fields["attune_attention"]}
     out, lse = torch.ops.attune.attention_with_backward(*map(arguments.get, _INPUTS), **values, out_dtype=dtype)
     return (out, lse) if return_lse else out
 
@@ -84,6 +76,9 @@ def _forward(*inputs: Any, **values: Any) -> tuple[torch.Tensor, torch.Tensor]:
         # Whether the device has a backward is said before the forward runs: for rows as _aligned leaves them.
         dense = {name: _dense_spec(arguments[name]) for name in ("q", "k", "v", "out")}
         gradients = {"dout": dense["out"], **{f"d{name}": dense[name] for name in "qkv"}}
+        for name in TABLES:
+            if name in arguments and arguments[name].requires_grad:
+                gradients[GRADIENTS[name]] = _attention._spec(tuple(arguments[name].shape), "float32", arguments[name])
         covered, reason = _core.attention_backward_supported({**arguments, **dense}, gradients, None)
         if not covered:
             raise Unsupported(f"{reason}; under torch.no_grad() the forward alone is asked for")
@@ -105,7 +100,7 @@ def _gradients(inputs: tuple[Any, ...], asked: list[bool], zero: bool) -> dict[s
     made = {}
     for (name, gradient), value, ask in zip(GRADIENTS.items(), inputs, asked):
         if ask:
-            dtype = torch.float32 if name in _OPTIONAL else value.dtype
+            dtype = torch.float32 if name in TABLES else value.dtype
             made[gradient] = (value.new_zeros if zero else value.new_empty)(value.shape, dtype=dtype)
     return made
 
@@ -141,7 +136,7 @@ def _fake_backward(asked: list[bool], dout: torch.Tensor, dlse: torch.Tensor | N
 
 def gradients(dout: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, fields: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     """dq, dk and dv of `attention(**fields)`, where autograd does not see the call."""
-    values = {name: value for name, value in fields.items() if name in _VALUES}
+    values = {name: value for name, value in fields.items() if name in VALUES}
     with torch.no_grad():
         made = torch.ops.attune.attention_backward([name in "qkv" for name in GRADIENTS], dout, None, out, lse,
                                                    *map(fields.get, _INPUTS), **values)
@@ -174,7 +169,7 @@ def _no_second(ctx: Any, *gradients: Any) -> Any:
 
 def define(library: Any) -> None:
     inputs = ", ".join(f"Tensor {name}" if name in "qkv" else f"Tensor? {name}" for name in _INPUTS)
-    values = ", ".join(f"{kind} {name}=None" for name, kind in _VALUES.items())
+    values = ", ".join(f"{kind} {name}=None" for name, kind in VALUES.items())
     library.define(f"attention_with_backward({inputs}, *, {values}, ScalarType? out_dtype=None) -> (Tensor, Tensor)")
     library.define(f"attention_backward(bool[] wanted, Tensor dout, Tensor? dlse, Tensor out, Tensor lse, {inputs}, *, {values}) -> "
                    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")

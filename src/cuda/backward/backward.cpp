@@ -81,8 +81,9 @@ Coverage coverage() {
   axis(Axis::kKvFormat) = use::kF16 | use::kBf16 | use::kVBesideK;
   axis(Axis::kKvScales) = use::kNoScale;
   axis(Axis::kKvLayout) = use::kNhd;
-  axis(Axis::kMask) = use::kNoMask | use::kCausal | use::kWindow;
-  axis(Axis::kScore) = use::kPlain | use::kSoftcap | use::kAlibi | use::kSinks;
+  axis(Axis::kMask) = use::kNoMask | use::kCausal | use::kWindow | use::kBits | use::kRanges;
+  axis(Axis::kScore) = use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kBias | use::kNewTokenBias |
+                       use::kT5 | use::kSinks;
   axis(Axis::kPrologue) = use::kNoPrologue;
   axis(Axis::kOutput) = use::kOutF32 | use::kOutF16 | use::kOutBf16;
   axis(Axis::kDeterminism) = use::kRunToRun | use::kBatchInvariant;

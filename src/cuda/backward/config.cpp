@@ -89,27 +89,30 @@ KernelSpec Config::row_stats_kernel() const {
           0};
 }
 KernelSpec Config::gradients_kernel() const {
-  return {"backward/gradients.cu",
-          "attune_backward_gradients",
-          {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk),
-           define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_WITH_DQ", with_dq() ? 1 : 0),
-           define("ATTUNE_Q_STAGES", stages().q), define("ATTUNE_DOUT_STAGES", stages().dout),
-           define("ATTUNE_SCORE", score), define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
-          shared_bytes()};
+  return {
+      "backward/gradients.cu",
+      "attune_backward_gradients",
+      {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
+       define("ATTUNE_WITH_DQ", with_dq() ? 1 : 0), define("ATTUNE_Q_STAGES", stages().q),
+       define("ATTUNE_DOUT_STAGES", stages().dout), define("ATTUNE_SCORE", score), define("ATTUNE_MASK", mask),
+       define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
+      shared_bytes()};
 }
 KernelSpec Config::store_dq_kernel() const {
   return {"backward/store_dq.cu",
           "attune_backward_store_dq",
-          {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v)},
+          {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
+           define("ATTUNE_MASK", mask & use::kRanges)},
           0};
 }
 KernelSpec Config::recompute_kernel(bool of_keys) const {
-  return {"backward/recompute.cu",
-          "attune_backward_recompute",
-          {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk),
-           define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_OF_KEYS", of_keys ? 1 : 0),
-           define("ATTUNE_SCORE", score), define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
-          0};
+  return {
+      "backward/recompute.cu",
+      "attune_backward_recompute",
+      {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
+       define("ATTUNE_OF_KEYS", of_keys ? 1 : 0), define("ATTUNE_SCORE", score), define("ATTUNE_MASK", mask),
+       define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
+      0};
 }
 KernelSpec Config::sum_sinks_kernel() const { return {"backward/sum_sinks.cu", "attune_backward_sum_sinks", {}, 0}; }
 
@@ -148,8 +151,8 @@ Config choose_config(const BackwardProblem& p) {
   c.stats_stride = round_up(f.total_q + f.batch + kRows, 2);
   if (p.dq) c.dq_tiles = f.total_q / c.tile() + f.batch;
   c.with_dkv = p.dk || p.dv;
-  if (f.softcap > 0) c.score |= use::kSoftcap;
-  if (f.alibi) c.score |= use::kAlibi;
+  c.score = attention::score_kinds(f), c.mask = attention::mask_kinds(f);
+  c.t5 = attention::t5_buckets(f);
   c.with_sinks = static_cast<bool>(f.sinks), c.with_dsinks = static_cast<bool>(p.dsinks);
   c.with_dlse = static_cast<bool>(p.dlse);
   if (c.with_dsinks) c.sink_tiles = f.total_q / kRows + f.batch;
@@ -160,6 +163,8 @@ std::string refusal(const BackwardProblem& p) {
   const Problem& f = p.forward;
   if (f.k.dtype != f.q.dtype || f.v.dtype != f.q.dtype || f.out.dtype != f.q.dtype)
     return "q, k, v and out of different dtypes";
+  if (p.dbias || p.dt5_bias) return cat(p.dbias ? "dbias" : "dt5_bias", ", though it takes the bias without");
+  if (std::string why = attention::table_refusal(f); !why.empty()) return why;
   const Config c = choose_config(p);
   if (std::max(c.blocks(false), c.blocks(true)) > std::numeric_limits<int32_t>::max())
     return cat("more than 2^31 blocks of ", kernels::kBackwardRows, " rows and heads");
@@ -175,6 +180,7 @@ void check_run(const BackwardProblem& p, const Config& c) {
   require(
       !p.dlse || c.with_dlse || !c.with_sinks,
       "attention_backward differs from its plan: dlse is given, but was absent; beside sinks it changes the kernels");
+  attention::check_ranges(p.forward, c.mask);
   const std::string why = refusal(p);
   require(why.empty(), "attention_backward differs from its plan: kernel cuda_backward does not take ", why);
   for_each_input(p, [](const Input& input) {
@@ -187,7 +193,7 @@ void check_run(const BackwardProblem& p, const Config& c) {
 kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, void* workspace) {
   const Problem& f = p.forward;
   kernels::BackwardParams k{};
-  static_cast<kernels::WorkTileParams&>(k) = attention::to_params(f, {}, {}, nullptr);
+  static_cast<kernels::WorkTileParams&>(k) = attention::to_params(f, c.t5, {}, nullptr);
   k.new_k = attention::dense_rows(f.k), k.new_v = attention::dense_rows(f.v);
   k.dout = as_q(f, p.dout), k.dq = as_q(f, p.dq);
   k.dk = as_k(p.dk), k.dv = as_k(p.dv);

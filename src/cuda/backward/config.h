@@ -21,7 +21,8 @@ struct Config {
   int64_t stats_stride = 0;                   // rows of the stats of a head
   int64_t dq_tiles = 0;                       // of a head; 0: nobody wants dq
   bool with_dkv = false;
-  unsigned score = 0;  // ATTUNE_SCORE
+  int score = 0, mask = 0;  // ATTUNE_SCORE, ATTUNE_MASK
+  kernels::T5Table t5{};
   bool with_sinks = false, with_dsinks = false, with_dlse = false;
   int64_t sink_tiles = 0;  // sums of dsinks of a head
 

@@ -10,6 +10,7 @@ inline float as_on_device(float x) { return isnan(x) ? __uint_as_float(0x7ffffff
 inline float exp2_approx(float x) { return as_on_device(exp2f(x)); }
 inline float log2_approx(float x) { return as_on_device(log2f(x)); }
 inline float reciprocal_approx(float x) { return as_on_device(1.0f / x); }
+inline float sqrt_approx(float x) { return as_on_device(sqrtf(x)); }
 inline float max_or_nan(float x, float y) { return x > y || isnan(x) ? x : y; }
 inline unsigned max_u16x2(unsigned x, unsigned y) {
   return max(x & 0xffff, y & 0xffff) | max(x >> 16, y >> 16) << 16;

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Masks of ATTUNE_MASK: key ranges, which show pairs that causality and windows hide, and bits, which hide pairs.
+// Blocks of keys and tiles of queries meet if a pair of theirs is in sight by causality, windows or a range, whatever
+// its bit is: then the blocks that add to a tile of dq follow each other, and each can tell how many are before it.
+#pragma once
+
+#include "backward/rows.cuh"
+
+namespace attune::backward {
+
+constexpr bool kRanges = (ATTUNE_MASK & use::kRanges) != 0, kBits = (ATTUNE_MASK & use::kBits) != 0;
+constexpr bool kKeyMasks = kRanges || kBits;
+
+template <class Body>
+__device__ __forceinline__ void for_each_range(const BackwardParams& p, int b, const Body& body) {
+  for (int i = 0; i < p.num_ranges; ++i) {
+    const common::Range range = common::range_at(p, b, i);
+    if (range.first < range.last) body(range);
+  }
+}
+__device__ __forceinline__ bool meets(const common::Range& range, int first, int last) {
+  return range.first <= last && first <= range.last;
+}
+// The queries at positions in a range.
+__device__ __forceinline__ Span queries_in(const common::Range& range, const SequenceInfo& s) {
+  const long long first_position = static_cast<long long>(s.num_keys) - s.num_q;
+  return {clamp_int(range.first - first_position, 0, s.num_q), clamp_int(range.last + 1 - first_position, 0, s.num_q)};
+}
+
+// Widens queries that have one of keys first .. last in sight by causality and windows to all from the first to the
+// last that has. As before, neither end is before that of earlier keys.
+__device__ __forceinline__ void widen_by_ranges(const BackwardParams& p, const SequenceInfo& s, int b, int first,
+                                                int last, Span& queries) {
+  if constexpr (!kRanges) return;
+  for_each_range(p, b, [&](const common::Range& range) {
+    const Span more = queries_in(range, s);
+    if (!meets(range, first, last) || more.begin >= more.end) return;
+    queries = {min(queries.begin, more.begin), max(queries.end, more.end)};
+  });
+}
+// The first key that query `row` or a later one has in sight.
+__device__ __forceinline__ int first_key_from(const BackwardParams& p, const SequenceInfo& s, int b, int row) {
+  int key = keys_of_query(p, s, row).begin;
+  if constexpr (kRanges) {
+    for_each_range(p, b, [&](const common::Range& range) {
+      if (range.last >= s.num_keys - s.num_q + row) key = min(key, max(range.first, 0));
+    });
+  }
+  return key;
+}
+// Whether a query has any key in sight.
+__device__ __forceinline__ bool sees_any(const BackwardParams& p, const SequenceInfo& s, int b, int row) {
+  const Span keys = keys_of_query(p, s, row);
+  bool any = keys.begin < keys.end;
+  if constexpr (kRanges) {
+    const int position = s.num_keys - s.num_q + row;
+    for_each_range(p, b, [&](const common::Range& range) {
+      any |= common::holds(range, position) && meets(range, 0, s.num_keys - 1);
+    });
+  }
+  return any;
+}
+
+// Whether the bit of a pair lets it through.
+__device__ __forceinline__ bool bit_of(const BackwardParams& p, const SequenceInfo& s, int b, int row, int head,
+                                       int key) {
+  if constexpr (!kBits) return true;
+  common::KeyMask<ATTUNE_MASK> bits;
+  bits.start(p, b, s.q_begin);
+  return bits.sees(p, row, head, key);
+}
+// Whether a query sees a key of its sequence.
+__device__ __forceinline__ bool sees(const BackwardParams& p, const SequenceInfo& s, int b, int row, int head,
+                                     int key) {
+  const Span keys = keys_of_query(p, s, row);
+  bool any = keys.begin <= key && key < keys.end;
+  if constexpr (kRanges) {
+    const int position = s.num_keys - s.num_q + row;
+    for_each_range(
+        p, b, [&](const common::Range& range) { any |= common::holds(range, position) && common::holds(range, key); });
+  }
+  return any && bit_of(p, s, b, row, head, key);
+}
+
+}  // namespace attune::backward

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch.h"
+
+namespace attune::python {
+namespace {
+
+void refuse_gradient(const Name& name, nb::handle array) {
+  static PyObject* requires_grad = PyUnicode_InternFromString("requires_grad");
+  PyObject* wanted = PyObject_GetAttr(array.ptr(), requires_grad);
+  if (wanted == nullptr) PyErr_Clear();
+  const bool grad = wanted == Py_True;
+  Py_XDECREF(wanted);
+  if (grad && nb::cast<bool>(nb::module_::import_("torch").attr("is_grad_enabled")()))
+    invalid_argument(name.text() +
+                     " requires grad, and this operation has no backward: call it under torch.no_grad(), or " +
+                     "pass " + name.text() + ".detach()");
+}
+
+// Whether torch's forward mode differentiates now.
+bool in_forward_mode() {
+  static PyObject* module = nullptr;  // held for good
+  if (module == nullptr) {
+    nb::object loaded = nb::module_::import_("sys").attr("modules").attr("get")("torch.autograd.forward_ad");
+    if (loaded.is_none()) return false;
+    module = loaded.release().ptr();
+  }
+  int level = -1;
+  return nb::try_cast(nb::getattr(module, "_current_level", nb::handle(Py_None)), level) && level >= 0;
+}
+void refuse_tangent(const Name& name, nb::handle array) {
+  nb::object pair = nb::module_::import_("torch.autograd.forward_ad").attr("unpack_dual")(array);
+  if (!pair.attr("tangent").is_none())
+    invalid_argument(name.text() +
+                     " has a tangent of forward-mode differentiation, and this operation has no forward " +
+                     "derivative: pass torch.autograd.forward_ad.unpack_dual(" + name.text() + ").primal");
+}
+
+}  // namespace
+
+void refuse_negative_bit(const Name& name, nb::handle array) {
+  static PyObject* is_neg = PyUnicode_InternFromString("is_neg");
+  PyObject* negative = PyObject_CallMethodNoArgs(array.ptr(), is_neg);
+  if (negative == nullptr) PyErr_Clear();  // not torch's
+  const bool stored_negated = negative == Py_True;
+  Py_XDECREF(negative);
+  if (stored_negated)
+    invalid_argument(name.text() + " has the negative bit, as torch.imag(z.conj()) has: pass " + name.text() +
+                     ".resolve_neg()");
+}
+
+void refuse_what_would_be_lost(const Name& name, nb::handle array) {
+  refuse_negative_bit(name, array);
+  refuse_gradient(name, array);
+  if (in_forward_mode()) refuse_tangent(name, array);
+}
+
+}  // namespace attune::python
