@@ -394,6 +394,15 @@ TEST_F(EmulatedBackward, MapsOfNoRowsHaveAnAddress) {
   }
 }
 
+// Sinks whose gradient nobody asks for: their sums have no place in the workspace.
+TEST_F(EmulatedBackward, OfSinksWithoutTheirGradient) {
+  cases::Case spec = tests::make_case(R"({"name": "backward", "heads": [8, 1], "head_dim": [64, 64], "dtype": "bf16",
+      "kv": "dense", "queries": "fixed", "sinks": "mixed", "backward": {"outputs": ["dq"]}})");
+  spec.seqlens_q.assign(100, 60);
+  spec.seqlens_kv = spec.seqlens_q;
+  EXPECT_EQ(check(spec), "");
+}
+
 // As attune check --stress draws them for a GPU, small; with the bounds of a GPU.
 TEST_F(EmulatedBackward, OfServingBatches) {
   const char* const more = std::getenv("ATTUNE_EMULATE");

@@ -80,7 +80,9 @@ TEST_F(EmulatedPrefillMma, HeadDims) {
 
 TEST_F(EmulatedPrefillMma, ScoresAndMasks) {
   check(R"("heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16", "seqlens_q": [90, 20], "seqlens_kv": [90, 100])",
-        {R"("kv": "dense", "softcap": 20, "alibi": 1, "causal": true)", R"("kv": "paged", "mask_bits": 1, "bias": 1)"});
+        {R"("kv": "dense", "softcap": 20, "alibi": 1, "causal": true)", R"("kv": "paged", "mask_bits": 1, "bias": 1)",
+         R"("kv": "dense", "window": [0, 0], "ranges": [[3, 300], [50, 99]])",
+         R"("kv": "dense", "causal": true, "mask_bits": 1, "ranges": [[40, 80], [0, 200]])"});
 }
 
 // Warps share Q, K, V and what is said of keys; blocks take several sequences.

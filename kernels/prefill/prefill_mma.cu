@@ -85,6 +85,14 @@ __device__ __forceinline__ void epilogue(const WorkTileParams& p, const WorkTile
   }
 }
 
+// A bit for each key of half a tile: whether it is there. Where rows see one range of keys, that is within the tile's.
+__device__ __forceinline__ unsigned found_keys(const SharedStorage& shared, const Tile& tile, int half) {
+  if constexpr (Config::kCached) return shared.found[half];
+  if constexpr (Rows::kOneRange) return kAllKeys;
+  const int begin = tile.low - tile.start - 32 * half, end = tile.high - tile.start - 32 * half;
+  return bits_below(end) & ~bits_below(begin);
+}
+
 __device__ __forceinline__ void attend(const WorkTileParams& p, SharedStorage& shared) {
   const WorkTile& t = shared.work;
   const unsigned q = ptx::shared_address(shared.q), k = ptx::shared_address(shared.k),
@@ -112,8 +120,7 @@ __device__ __forceinline__ void attend(const WorkTileParams& p, SharedStorage& s
     const Rows rows(p, t, shared.head);
     copy_tile<true>(p, t, tile, shared.kv_head, v);
     ptx::commit_copies();
-    const unsigned found[2] = {Config::kCached ? shared.found[0] : kAllKeys,
-                               Config::kCached ? shared.found[1] : kAllKeys};
+    const unsigned found[2] = {found_keys(shared, tile, 0), found_keys(shared, tile, 1)};
     const bool masked = (found[0] & found[1]) != kAllKeys || !rows.all_see(p, t, tile);
     Scores s;
     Weights weights;

@@ -39,7 +39,7 @@ void refuse_tangent(const Name& name, nb::handle array) {
 
 void refuse_negative_bit(const Name& name, nb::handle array) {
   static PyObject* is_neg = PyUnicode_InternFromString("is_neg");
-  PyObject* negative = PyObject_CallMethodNoArgs(array.ptr(), is_neg);
+  PyObject* negative = PyObject_CallMethodObjArgs(array.ptr(), is_neg, nullptr);
   if (negative == nullptr) PyErr_Clear();  // not torch's
   const bool stored_negated = negative == Py_True;
   Py_XDECREF(negative);

@@ -13,6 +13,11 @@ namespace attune::prefill_mma {
 
 using scheduler::Tile;
 
+// Of a word, the bits below bit `end`.
+__device__ __forceinline__ unsigned bits_below(int end) {
+  return end <= 0 ? 0u : end >= 32 ? 0xffffffffu : (1u << end) - 1;
+}
+
 // Keys begin .. end - 1.
 struct KeySpan {
   int begin, end;
