@@ -107,8 +107,13 @@ TEST_F(CudaBackward, RefusesWhatItCannotDo) {
   EXPECT_EQ(why(R"("causal": true)"), "");
   EXPECT_EQ(why(R"("softcap": 3, "sinks": "normal")"), "");
   EXPECT_EQ(why(R"("alibi": 1)"), "");
-  EXPECT_EQ(why(R"("t5_buckets": 16)"),
-            "no kernel covers this; the nearest is cuda_backward, which lacks score: T5 buckets");
+  EXPECT_EQ(why(R"("t5_buckets": 16, "backward": {"outputs": ["dq", "dk", "dv"]})"), "");
+  EXPECT_EQ(
+      why(R"("t5_buckets": 16)"),
+      "no kernel covers this; the nearest is cuda_backward, which does not take dt5_bias, though it takes the bias "
+      "without");
+  EXPECT_EQ(why(R"("dtype": "f32")"),
+            "no kernel covers this; the nearest is cuda_backward, which lacks query dtype: float32; KV format: float32");
   EXPECT_EQ(why(R"("strides": "odd")"),
             "no kernel covers this; the nearest is cuda_backward, which does not take rows of q that do not lie at "
             "multiples of 16 bytes, or whose channels are apart");

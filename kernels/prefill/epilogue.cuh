@@ -21,8 +21,8 @@ __device__ __forceinline__ void epilogue(const WorkTileParams& p, const Smem& sm
     store_split(p, work, head_tile, a);
   }
   __syncwarp();
-  // fp8: a failed ScheduleCheck makes all sums NaN, and they must stay so.
-  if (!Config::kFp8 || smem.first_sum() == 0.0f) nonfinite.recompute(p, work, head_tile, rows);
+  // A failed ScheduleCheck makes all sums NaN, and they must stay so.
+  if (!NonfiniteRows::kLooksAtSum || smem.first_sum() == 0.0f) nonfinite.recompute(p, work, head_tile, rows);
   if (!whole) combine_last(p, work, head_tile, smem.is_last());
   __syncwarp();
   // Recomputed: with x-packed pages no register is left to keep it.

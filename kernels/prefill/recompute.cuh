@@ -11,8 +11,11 @@ namespace attune::prefill {
 
 class NonfiniteRows {
  public:
-  // Finds the thread's rows with a non-finite output, or a non-finite row_sum where O may be finite beside it: with a
-  // deferred max, P of one tile may be finite and its sum infinite; P in e4m3 is always finite.
+  // Whether row_sum is looked at: with a deferred max, P of one tile may be finite and its sum infinite; P in e4m3 is
+  // always finite.
+  static constexpr bool kLooksAtSum = Config::kFp8 || Config::kDeferredMax || Config::kDeferredMaxSoftcap;
+
+  // Finds the thread's rows with a non-finite output, or a non-finite row_sum where O may be finite beside it.
   __device__ __forceinline__ explicit NonfiniteRows(const Rows& rows, const Accumulators& a) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -20,8 +23,7 @@ class NonfiniteRows {
 #pragma unroll
       for (int i = 0; i < Config::kChannels / 4; ++i)  // NaN where one is not finite
         probe[i % 4] = fmaf(a.o[i / 2 * 4 + 2 * h + i % 2], 0.0f, probe[i % 4]);
-      if constexpr (Config::kFp8 || Config::kDeferredMax || Config::kDeferredMaxSoftcap)
-        probe[0] = fmaf(a.row_sum[h], 0.0f, probe[0]);
+      if constexpr (kLooksAtSum) probe[0] = fmaf(a.row_sum[h], 0.0f, probe[0]);
       nonfinite_[h] = rows.token[h] >= 0 && (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f;
     }
   }
