@@ -30,4 +30,18 @@ struct RowLayout {
   }
 };
 
+// What lane l gives ldmatrix.x4: the address of row l % 8 of matrix l / 8. For A operands, and V transposed: matrices
+// go down 8 rows, then on 8 channels.
+template <class Layout>
+__device__ __forceinline__ unsigned down_then_on(unsigned tile) {
+  const int lane = threadIdx.x % 32;
+  return tile + Layout::offset(lane / 8 % 2 * 8 + lane % 8, lane / 16);
+}
+// For K: on, then down.
+template <class Layout>
+__device__ __forceinline__ unsigned on_then_down(unsigned tile) {
+  const int lane = threadIdx.x % 32;
+  return tile + Layout::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+}
+
 }  // namespace attune::common

@@ -123,8 +123,8 @@ class MmaMainloop {
   __device__ __forceinline__ void pv_gemm(unsigned tile) {
     using Layout = MmaConfig::Layout;
     using LayoutP = MmaConfig::LayoutP;
-    const unsigned v = down_then_on<Layout>(tile) + warp() * (2 * MmaConfig::kChannelsOfWarp),
-                   p = down_then_on<LayoutP>(ptx::shared_address(shared_.p));
+    const unsigned v = common::down_then_on<Layout>(tile) + warp() * (2 * MmaConfig::kChannelsOfWarp),
+                   p = common::down_then_on<LayoutP>(ptx::shared_address(shared_.p));
 #pragma unroll
     for (int keys = 0; keys < MmaConfig::kKeys / 16; ++keys) {
       unsigned a[kM][4];
@@ -152,7 +152,7 @@ class MmaMainloop {
     using Layout = MmaConfig::Layout;
     constexpr int kPair = MmaConfig::kPair, kBlocks = ProblemConfig::kHeadDimQk / 16 / kPair;
     const int half = warp() % kPair;
-    const unsigned q = down_then_on<Layout>(ptx::shared_address(shared_.q) +
+    const unsigned q = common::down_then_on<Layout>(ptx::shared_address(shared_.q) +
                                             (warp() % kM - half) * 16 * Layout::kPitch + half * kBlocks * 32),
                    k = tile + Layout::offset(lane() % 8, lane() / 8) + first_key() * Layout::kPitch +
                        half * kBlocks * 32;
@@ -206,11 +206,6 @@ class MmaMainloop {
   __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ __forceinline__ static int first_key() { return key_warp() * (8 * MmaConfig::kKeyTiles); }
-  // Lane l gives the address of row l % 8 of matrix l / 8: down 8 rows, then on 8 channels.
-  template <class Layout>
-  __device__ __forceinline__ static unsigned down_then_on(unsigned at) {
-    return at + Layout::offset(lane() / 8 % 2 * 8 + lane() % 8, lane() / 16);
-  }
 
   const WorkTileParams& p_;
   MmaStorage& shared_;

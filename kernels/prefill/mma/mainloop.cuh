@@ -46,18 +46,7 @@ __device__ __forceinline__ float sum_of_row(float x) {
 }
 __device__ __forceinline__ float finite_row_max(float x) { return x == -ptx::infinity() ? 0.0f : x; }
 
-// Lane l gives the address of row l % 8 of matrix l / 8. A operands, and V transposed: matrices go down 8 rows, then on
-// 8 channels; K: on, then down.
-template <class Layout>
-__device__ __forceinline__ unsigned down_then_on(unsigned tile) {
-  const int lane = threadIdx.x % 32;
-  return tile + Layout::offset(lane / 8 % 2 * 8 + lane % 8, lane / 16);
-}
-template <class Layout>
-__device__ __forceinline__ unsigned on_then_down(unsigned tile) {
-  const int lane = threadIdx.x % 32;
-  return tile + Layout::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
-}
+using common::down_then_on, common::on_then_down;
 
 __device__ __forceinline__ void multiply_qk(unsigned q, unsigned k, Scores& s) {
   using Layout = Config::LayoutK;
