@@ -256,6 +256,12 @@ void add_check_command(CLI::App& app) {
   command->add_option("--budget", stress.budget, "Of --stress: tokens of the largest batches; 0: by the device")
       ->capture_default_str()
       ->check(CLI::Range(0, 100000000));
+  command
+      ->add_option("--repeats", stress.repeats,
+                   "Of --stress: runs of each batch that must give the same bits; 0: 200 of each 50th batch, on a GPU "
+                   "4000 of each 1000th, 2 of the others")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1000000));
   command->add_option("--stress-case", stress.one, "One batch of --stress, as a failure names it: SEED:INDEX");
   command->callback([options] { check(*options); });
 }

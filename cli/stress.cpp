@@ -87,7 +87,9 @@ int64_t budget_of(const StressOptions& options, attune_device device) {
   return device.type == ATTUNE_DEVICE_CUDA ? 20000 : 3000;
 }
 
-int repeats_of(uint64_t index, attune_device device) {
+int repeats_of(const StressOptions& options, uint64_t index, attune_device device) {
+  if (options.repeats > 0) return options.repeats;
+  if (!options.one.empty()) return kMany.repeats;
   for (const auto& [of_cases, repeats] : {kThousands, kMany}) {
     if (device.type == ATTUNE_DEVICE_CPU && repeats == kThousands.repeats) continue;
     if (index % of_cases == of_cases - 1) return repeats;
@@ -261,9 +263,9 @@ void print_failure(const StressOptions& options, const cases::Case& spec, const 
                    attune_device device, cases::Memory& memory, int repeats) {
   fmt::print("FAILED {} ({}, {})\n       {}\n", spec.name, report.kernel, counted(spec.batch(), "sequence"),
              report.failure);
-  fmt::print("       attune check --stress-case {} --configurations {} --budget {} --device {}\n",
+  fmt::print("       attune check --stress-case {} --configurations {} --budget {} --repeats {} --device {}\n",
              spec.name.substr(spec.name.find('/') + 1), options.configurations, budget_of(options, device),
-             device_name(device));
+             std::max(repeats, kMany.repeats), device_name(device));
   std::fflush(stdout);
   if (!answers(memory)) return;
   cases::Case small = shrunk(spec, memory, repeats);
@@ -339,7 +341,7 @@ void run_stress(const StressOptions& options, attune_device device) {
     // What runs an operation is known before; of attention and its backward, once it is planned.
     const std::string operation = cases::operation_name(spec);
     if (cases::is_planned(spec) ? planned.count(operation) == 0 : !std::regex_search(operation, only)) continue;
-    const int repeats = one ? kMany.repeats : repeats_of(index, device);
+    const int repeats = repeats_of(options, index, device);
     const cases::StressReport report = cases::stress(spec, memory, repeats);
     if (report.kernel.empty() && report.passed()) continue;  // no kernel takes it
     if (!report.kernel.empty() && !std::regex_search(report.kernel, only)) continue;

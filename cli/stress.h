@@ -15,6 +15,7 @@ struct StressOptions {
   std::string only;         // kernels, a regular expression
   std::string one;          // "SEED:INDEX": that case alone
   int configurations = 64;  // that kernels are compiled for
+  int repeats = 0;          // of each batch; 0: few of most, many of some
   int64_t budget = 0;       // keys and rows of the largest batches; 0: what suits the device
 };
 
