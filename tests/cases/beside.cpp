@@ -8,7 +8,7 @@ namespace attune::cases {
 namespace {
 
 constexpr double kShare = 1.0 / 7;
-constexpr int kRounds = 5;
+constexpr int kRounds = 5, kRoundsInARow = 8;
 
 template <typename T>
 void reverse(std::vector<T>& all) {
@@ -42,6 +42,28 @@ std::string run_beside(const Side& one, const Outcome& first, const Side& other,
   }
   std::string failure = one.arena.check_guards();
   return failure.empty() ? other.arena.check_guards() : failure;
+}
+
+std::string run_in_a_row(const std::vector<KnownSide>& sides, int64_t& runs) {
+  Memory& memory = sides.front().side.arena.memory();
+  const auto queue = [&](void* stream) {
+    for (int round = 0; round < kRoundsInARow; ++round) {
+      for (const KnownSide& known : sides) known.side.run(stream);
+    }
+  };
+  const std::function<void()> replay = memory.captured(queue);
+  if (!replay) return "";
+  for (const bool graph : {false, true}) {
+    for (const KnownSide& known : sides) known.alone.restore();
+    graph ? replay() : queue(nullptr);
+    runs += kRoundsInARow * static_cast<int64_t>(sides.size());
+    for (const KnownSide& known : sides) {
+      if (std::string failure = known.alone.differs(); !failure.empty())
+        return std::string(graph ? "a replayed graph of " : "") + "runs in a row: " + failure;
+      if (std::string failure = known.side.arena.check_guards(); !failure.empty()) return failure;
+    }
+  }
+  return "";
 }
 
 }  // namespace attune::cases

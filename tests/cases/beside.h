@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two runs of unlike batches in flight at once: on two streams, or on the CPU from two threads.
+// Two runs of unlike batches in flight at once: on two streams, or on the CPU from two threads; and runs that are
+// queued on one stream, as those of a model's layers are.
 #pragma once
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "case.h"
 #include "outcome.h"
@@ -25,5 +27,15 @@ struct Side {
 // both repeat. "" where both have given, each time, what they give alone.
 std::string run_beside(const Side& one, const Outcome& first, const Side& other,
                        const std::function<std::string()>& check, int64_t& runs);
+
+// A side, and what it gives alone.
+struct KnownSide {
+  Side side;
+  const Outcome& alone;
+};
+// Queues runs of all sides in turn on one stream, many times, and waits at the end only: from the host, then as a
+// graph. They may share a workspace. Each run must leave what the next one needs. "" where all sides have given what
+// they give alone. Does nothing on a device that has no streams.
+std::string run_in_a_row(const std::vector<KnownSide>& sides, int64_t& runs);
 
 }  // namespace attune::cases

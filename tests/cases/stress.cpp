@@ -42,9 +42,11 @@ class Runner {
   }
   bool covered() const { return plan_ != nullptr; }
   const std::string& kernel() const { return kernel_; }
-  void run(void* stream = nullptr) {
+  // workspace: another than its own.
+  void run(void* stream = nullptr, Workspace* workspace = nullptr) {
     const attune_attention a = problem_.device();
-    require(attune_run(plan_.get(), &a, workspace_->buffer.device(), bytes_, stream), "attune_run");
+    void* const memory = (workspace == nullptr ? *workspace_ : *workspace).buffer.device();
+    require(attune_run(plan_.get(), &a, memory, bytes_, stream), "attune_run");
   }
   void schedule() {
     const attune_attention a = problem_.device();
@@ -56,6 +58,10 @@ class Runner {
             "attune_run_scheduled");
   }
   std::string check_guards() const { return workspace_->buffer.check_guards(); }
+  // What both may run in, one after the other, as plans of a model's layers do.
+  Workspace& larger_workspace(const Runner& other) const {
+    return bytes_ < other.bytes_ ? *other.workspace_ : *workspace_;
+  }
 
  private:
   Problem& problem_;
@@ -182,7 +188,15 @@ std::string run_beside_another(Problem& problem, Runner& runner, const Outcome& 
       {problem.arena(), [&](void* stream) { runner.run(stream); }}, first,
       {other.arena(), [&](void* stream) { of_other.run(stream); }}, [&] { return expected.check(of_other); }, runs);
   if (failure.empty()) failure = runner.check_guards();
-  return failure.empty() ? of_other.check_guards() : failure;
+  if (failure.empty()) failure = of_other.check_guards();
+  if (!failure.empty()) return failure;
+  const Outcome second(other.arena());
+  Workspace& shared = runner.larger_workspace(of_other);
+  failure = run_in_a_row({{{problem.arena(), [&](void* stream) { runner.run(stream, &shared); }}, first},
+                          {{other.arena(), [&](void* stream) { of_other.run(stream, &shared); }}, second}},
+                         runs);
+  if (failure.empty()) failure = shared.buffer.check_guards();
+  return failure.empty() ? "" : "of two plans: " + failure;
 }
 
 std::string run_all(Problem& problem, Runner& runner, int repeats, int64_t& runs) {
@@ -212,6 +226,8 @@ std::string run_all(Problem& problem, Runner& runner, int repeats, int64_t& runs
     ++runs;
     if (std::string failure = first.differs(); !failure.empty()) return "a replayed graph: " + failure;
   }
+  const Side side{problem.arena(), [&](void* stream) { runner.run(stream); }};
+  if (std::string failure = run_in_a_row({{side, first}}, runs); !failure.empty()) return failure;
   if (std::string failure = runner.check_guards(); !failure.empty()) return failure;
   if (runs_beside(problem.spec())) {
     if (std::string failure = run_beside_another(problem, runner, first, runs); !failure.empty()) return failure;

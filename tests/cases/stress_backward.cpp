@@ -33,14 +33,20 @@ class Runner {
   }
   bool covered() const { return plan_ != nullptr; }
   const std::string& kernel() const { return kernel_; }
-  void run(const BackwardProblem& problem, void* stream = nullptr) {
+  // workspace: another than its own.
+  void run(const BackwardProblem& problem, void* stream = nullptr, Workspace* workspace = nullptr) {
     BackwardCall call = problem.device();
-    require(attune_attention_backward_run(plan_.get(), call.linked(), workspace_->buffer.device(), bytes_, stream),
+    void* const memory = (workspace == nullptr ? *workspace_ : *workspace).buffer.device();
+    require(attune_attention_backward_run(plan_.get(), call.linked(), memory, bytes_, stream),
             "attune_attention_backward_run");
   }
   // Numbers in the workspace, not NaN: what has a NaN may be computed again, which would hide that it was read.
   void spoil_workspace() { memory_.fill(workspace_->buffer.device(), std::byte{0x45}, bytes_); }
   std::string check_guards() const { return workspace_->buffer.check_guards(); }
+  // What both may run in, one after the other, as plans of a model's layers do.
+  Workspace& larger_workspace(const Runner& other) const {
+    return bytes_ < other.bytes_ ? *other.workspace_ : *workspace_;
+  }
 
  private:
   Memory& memory_;
@@ -153,7 +159,15 @@ std::string run_beside_another(BackwardProblem& problem, Runner& runner, const O
       {other.arena(), [&](void* stream) { of_other.run(other, stream); }}, [&] { return expected.check(of_other); },
       runs);
   if (failure.empty()) failure = runner.check_guards();
-  return failure.empty() ? of_other.check_guards() : failure;
+  if (failure.empty()) failure = of_other.check_guards();
+  if (!failure.empty()) return failure;
+  const Outcome second(other.arena());
+  Workspace& shared = runner.larger_workspace(of_other);
+  failure = run_in_a_row({{{problem.arena(), [&](void* stream) { runner.run(problem, stream, &shared); }}, first},
+                          {{other.arena(), [&](void* stream) { of_other.run(other, stream, &shared); }}, second}},
+                         runs);
+  if (failure.empty()) failure = shared.buffer.check_guards();
+  return failure.empty() ? "" : "of two plans: " + failure;
 }
 
 // first: what a run has given, which is there still.
@@ -195,6 +209,8 @@ std::string run_all(BackwardProblem& problem, Runner& runner, int repeats, int64
   for (int i = 0; replay && i < 2; ++i) {
     if (std::string failure = repeat("a replayed graph", replay); !failure.empty()) return failure;
   }
+  const Side side{problem.arena(), [&](void* stream) { runner.run(problem, stream); }};
+  if (std::string failure = run_in_a_row({{side, first}}, runs); !failure.empty()) return failure;
   if (std::string failure = runner.check_guards(); !failure.empty()) return failure;
   if (runs_beside(problem.spec())) {
     if (std::string failure = run_beside_another(problem, runner, first, runs); !failure.empty()) return failure;
