@@ -8,7 +8,7 @@ namespace attune::cases {
 namespace {
 
 constexpr double kShare = 1.0 / 7;
-constexpr int kRounds = 5, kRoundsInARow = 8;
+constexpr int kRounds = 5, kRoundsInARow = 32;
 
 template <typename T>
 void reverse(std::vector<T>& all) {
