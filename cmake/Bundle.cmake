@@ -4,6 +4,7 @@
 # first use.
 set(ATTUNE_BUNDLE AUTO CACHE STRING "Compile the kernels of kernels/manifest.json: AUTO, ON or OFF")
 set_property(CACHE ATTUNE_BUNDLE PROPERTY STRINGS AUTO ON OFF)
+option(ATTUNE_PORTABLE_BUNDLE "Also the PTX of kernels/manifest_portable.json, for GPUs other than Hopper without a compiler" OFF)
 
 # The newest first, of PyPI's package under build/nvrtc, then of a toolkit.
 if(NOT ATTUNE_NVRTC_LIBRARY)
@@ -45,22 +46,27 @@ find_package(fmt REQUIRED)
 add_subdirectory(tools/bundle)
 
 set(manifest ${PROJECT_SOURCE_DIR}/kernels/manifest.json)
+set(portable ${PROJECT_SOURCE_DIR}/kernels/manifest_portable.json)
+set(manifests ${manifest})
+if(ATTUNE_PORTABLE_BUNDLE)
+  list(APPEND manifests ${portable})
+endif()
 set(bundle $<TARGET_FILE_DIR:attune>/attune_kernels.bundle)
 set(report ${PROJECT_BINARY_DIR}/kernel_report.json)
 # The stamp: TARGET_FILE_DIR cannot name an output. The bundler itself sees which modules changed.
 set(stamp ${PROJECT_BINARY_DIR}/attune_kernels.stamp)
 add_custom_command(OUTPUT ${stamp}
-                   COMMAND ${CMAKE_COMMAND} -E env ATTUNE_NVRTC=${ATTUNE_NVRTC_LIBRARY} $<TARGET_FILE:attune_bundler> build ${manifest}
-                           ${bundle} ${report}
+                   COMMAND ${CMAKE_COMMAND} -E env ATTUNE_NVRTC=${ATTUNE_NVRTC_LIBRARY} $<TARGET_FILE:attune_bundler> build ${bundle} ${report}
+                           ${manifests}
                    COMMAND ${CMAKE_COMMAND} -E touch ${stamp}
-                   DEPENDS attune_bundler attune ${manifest}
-                   COMMENT "Compiling the kernels of kernels/manifest.json" USES_TERMINAL VERBATIM)
+                   DEPENDS attune_bundler attune ${manifests}
+                   COMMENT "Compiling the kernels of ${manifests}" USES_TERMINAL VERBATIM)
 add_custom_target(attune_kernel_bundle ALL DEPENDS ${stamp})
 install(FILES $<TARGET_FILE_DIR:attune>/attune_kernels.bundle DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime)
 
 if(ATTUNE_BUILD_TESTS)
   # What src/cuda asks for at the shapes of cli/models, and what the bundle holds, must be one list.
-  add_test(NAME kernels.manifest COMMAND attune_bundler popular check ${PROJECT_SOURCE_DIR}/cli/models ${manifest})
+  add_test(NAME kernels.manifest COMMAND attune_bundler popular check ${PROJECT_SOURCE_DIR}/cli/models ${manifest} ${portable})
   add_test(NAME kernels.ledger COMMAND attune_bundler check ${report} ${PROJECT_SOURCE_DIR}/kernels/ledger.json)
   add_test(NAME kernels.bundle COMMAND attune_bundler verify ${manifest} ${bundle})
   # Without a GPU, what other GPUs compile.

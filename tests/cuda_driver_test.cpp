@@ -3,6 +3,7 @@
 // with others.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 
@@ -82,11 +83,13 @@ std::string why_not() {
 class CudaDriver : public testing::Test {
  protected:
   void SetUp() override { g_fake = {}; }
-  static std::vector<DeviceInfo> list_gpus(const std::string& forced) {
+  // served: what there are kernels of; "": of all.
+  static std::vector<DeviceInfo> list_gpus(const std::string& forced, const std::string& served = "") {
     Driver table{};
     std::string why;
     EXPECT_TRUE(load_driver(find_fake, &table, &why)) << why;
-    return list_devices(table, forced);
+    return list_devices(table, forced,
+                        [&](const Target& target) { return served.empty() || target.option() == served; });
   }
 };
 
@@ -136,7 +139,7 @@ TEST_F(CudaDriver, ListsGpusAndSaysWhichCannotBeUsed) {
 TEST_F(CudaDriver, PlansForAnotherArchitecture) {
   g_fake.gpus = {{"NVIDIA H200", 9, 0}, {"NVIDIA A10", 8, 6}};
   std::vector<DeviceInfo> list = list_gpus("sm_86");
-  EXPECT_EQ(list[0].target.option(), "compute_86");
+  EXPECT_EQ(list[0].target.option(), "compute_80") << "which has the same instructions";
   EXPECT_EQ(list[0].shared_bytes_per_block, 99 * 1024);
   EXPECT_EQ(list[0].shared_bytes_per_sm, 100 * 1024);
   EXPECT_EQ(list[1].target.option(), "sm_86") << "its own";
@@ -151,6 +154,23 @@ TEST_F(CudaDriver, PlansForAnotherArchitecture) {
   EXPECT_EQ(list[0].why_not,
             "CUDA device 0 (NVIDIA H200) is not used: ATTUNE_ARCH is 'sm_75'; it must be one of sm_80, sm_86, sm_87, "
             "sm_89, sm_90, sm_90a, sm_100, sm_103, sm_110, sm_120, sm_121");
+}
+
+// Without a compiler, GPUs whose own code the bundle does not hold run the PTX that it holds.
+TEST_F(CudaDriver, PlansForTheBundledPtxWhereNothingElseIsThere) {
+  g_fake.gpus = {{"NVIDIA H200", 9, 0}, {"NVIDIA A10", 8, 6}, {"NVIDIA A100", 8, 0}, {"NVIDIA B200", 10, 0}};
+  std::vector<DeviceInfo> list = list_gpus("", "compute_80");
+  for (const DeviceInfo& info : list) {
+    EXPECT_TRUE(info.usable()) << info.why_not;
+    EXPECT_EQ(info.target.option(), "compute_80") << info.name;
+    EXPECT_EQ(info.target.features, 0u) << info.name;
+    EXPECT_EQ(info.shared_bytes_per_block, std::min<int64_t>(kSharedBytes, 163 * 1024)) << info.name;
+  }
+  list = list_gpus("", "sm_90a");
+  EXPECT_EQ(list[0].target.option(), "sm_90a");
+  EXPECT_EQ(list[1].target.option(), "sm_86") << "its plans say that there is no compiler";
+  list = list_gpus("sm_89", "compute_80");
+  EXPECT_EQ(list[3].target.option(), "compute_89") << "asked for";
 }
 
 TEST(CudaAbsent, OneSentenceAndNoCrash) {

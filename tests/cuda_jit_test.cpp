@@ -267,6 +267,24 @@ TEST_F(CudaCompile, CompilesThenFindsOnDiskThenInTheBundle) {
   EXPECT_TRUE(log_.empty()) << log_[0];
 }
 
+TEST_F(CudaCompile, KnowsWhichTargetsAreServed) {
+  const Target portable = portable_target();
+  EXPECT_TRUE(ImageFinder(options()).serves(portable)) << "by the compiler";
+  EXPECT_FALSE(ImageFinder(options(false)).serves(portable));
+  ModuleSpec spec = spec_;
+  spec.target = portable;
+  const Image ptx = ImageFinder(options()).find(spec);
+  EXPECT_THAT(std::string(ptx.bytes()), HasSubstr(".target sm_80"));
+  const BundleEntry entry = {module_key(read_source(spec.source, ""), compiler_options(spec)),
+                             std::string(ptx.bytes())};
+  ASSERT_EQ(write_bundle(path("kernels.bundle"), nvrtc_->major(), nvrtc_->minor(), {entry}), "");
+  ImageFinder finder(options(false));
+  EXPECT_TRUE(finder.serves(portable));
+  EXPECT_FALSE(finder.serves(own_target(86)));
+  EXPECT_FALSE(finder.serves(Target()));
+  EXPECT_EQ(finder.find(spec).origin, KernelOrigin::kBundle);
+}
+
 TEST_F(CudaCompile, DamagedCacheEntryIsCompiledAgain) {
   ImageFinder finder(options());
   finder.find(spec_);

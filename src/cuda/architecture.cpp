@@ -28,7 +28,11 @@ std::string known_names() {
 
 }  // namespace
 
-std::string Target::option() const { return as_ptx ? cat("compute_", capability) : name; }
+std::string Target::option() const {
+  if (!as_ptx) return name;
+  // Those without any of the features share the oldest one's.
+  return cat("compute_", features == 0 ? kOldestCapability : capability);
+}
 
 std::string too_old(int capability) {
   if (capability >= kOldestCapability) return "";
@@ -51,6 +55,12 @@ Target own_target(int capability) {
   for (const Architecture& a : kArchitectures)
     if (a.specific && a.capability == capability) own.name = a.name, own.features = ptx::features_of(capability, true);
   return own;
+}
+
+Target portable_target() {
+  Target target = target_of(kArchitectures[0]);
+  target.as_ptx = true;
+  return target;
 }
 
 Target forced_target(const std::string& name, int capability, std::string* why) {

@@ -7,6 +7,7 @@
 
 #include "core/status.h"
 #include "cuda/jit/environment.h"
+#include "cuda/jit/image.h"
 
 namespace attune::cuda {
 namespace {
@@ -35,20 +36,31 @@ std::string read_device(const Driver& d, Ordinal device, DeviceInfo* info) {
   return result == kSuccess ? std::string() : cat("cannot be read: ", error_text(d, result));
 }
 
+// Plans as for that architecture.
+void set_target(const Target& target, const Architecture& like, DeviceInfo* info) {
+  info->target = target;
+  info->shared_bytes_per_block = std::min<int64_t>(info->shared_bytes_per_block, like.shared_a_block);
+  info->shared_bytes_per_sm = std::min<int64_t>(info->shared_bytes_per_sm, like.shared_per_sm);
+}
+
 // Chooses what kernels are compiled for. "", or why there is nothing.
-std::string set_target(const std::string& forced, DeviceInfo* info) {
+std::string choose_target(const std::string& forced, const std::function<bool(const Target&)>& serves,
+                          DeviceInfo* info) {
   const int capability = 10 * info->compute_major + info->compute_minor;
   const auto sentence = [info](const std::string& text) {
     return cat("CUDA device ", info->ordinal, " (", info->name, ") ", text);
   };
   if (const std::string old = too_old(capability); !old.empty()) return sentence(old);
-  if (forced.empty()) return info->target = own_target(capability), "";
+  if (forced.empty()) {
+    info->target = own_target(capability);
+    const Target portable = portable_target();
+    if (!serves(info->target) && serves(portable)) set_target(portable, *find_architecture(portable.name), info);
+    return "";
+  }
   std::string why;
-  info->target = forced_target(forced, capability, &why);
+  const Target target = forced_target(forced, capability, &why);
   if (!why.empty()) return sentence(cat("is not used: ", why));
-  const Architecture& like = *find_architecture(forced);
-  info->shared_bytes_per_block = std::min<int64_t>(info->shared_bytes_per_block, like.shared_a_block);
-  info->shared_bytes_per_sm = std::min<int64_t>(info->shared_bytes_per_sm, like.shared_per_sm);
+  set_target(target, *find_architecture(forced), info);
   return "";
 }
 
@@ -63,7 +75,8 @@ PrimaryContexts& primary_contexts() {
 
 }  // namespace
 
-std::vector<DeviceInfo> list_devices(const Driver& d, const std::string& forced) {
+std::vector<DeviceInfo> list_devices(const Driver& d, const std::string& forced,
+                                     const std::function<bool(const Target&)>& serves) {
   int32_t count = 0;
   if (d.cuDeviceGetCount(&count) != kSuccess) return {};
   std::vector<DeviceInfo> list;
@@ -74,7 +87,7 @@ std::vector<DeviceInfo> list_devices(const Driver& d, const std::string& forced)
     const Result result = d.cuDeviceGet(&device, i);
     const std::string fault =
         result == kSuccess ? read_device(d, device, &info) : cat("cannot be opened: ", error_text(d, result));
-    info.why_not = fault.empty() ? set_target(forced, &info) : cat("CUDA device ", i, " ", fault);
+    info.why_not = fault.empty() ? choose_target(forced, serves, &info) : cat("CUDA device ", i, " ", fault);
     list.push_back(std::move(info));
   }
   return list;
@@ -83,7 +96,9 @@ std::vector<DeviceInfo> list_devices(const Driver& d, const std::string& forced)
 const std::vector<DeviceInfo>& devices() {
   static const std::vector<DeviceInfo>& once = *new std::vector<DeviceInfo>([] {
     const Driver* d = driver(nullptr);
-    return d != nullptr ? list_devices(*d, environment("ATTUNE_ARCH")) : std::vector<DeviceInfo>();
+    if (d == nullptr) return std::vector<DeviceInfo>();
+    return list_devices(*d, environment("ATTUNE_ARCH"),
+                        [d](const Target& target) { return the_image_finder(d->version).serves(target); });
   }());
   return once;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <new>
 #include <string>
 #include <vector>
@@ -49,7 +50,10 @@ class ScopedContext {
   const Driver* driver_ = nullptr;  // null: nothing was pushed
 };
 
-// For devices() and its tests. forced: the architecture that ATTUNE_ARCH names, or "".
-std::vector<DeviceInfo> list_devices(const Driver& driver, const std::string& forced);
+// For devices() and its tests. forced: the architecture that ATTUNE_ARCH names, or "". serves: whether there are
+// kernels of a target, or a compiler that makes them. A GPU whose own there are not gets those of portable_target(), if
+// they are there.
+std::vector<DeviceInfo> list_devices(const Driver& driver, const std::string& forced,
+                                     const std::function<bool(const Target&)>& serves);
 
 }  // namespace attune::cuda

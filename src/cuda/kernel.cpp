@@ -75,7 +75,7 @@ class KnownKernels {
 
 class KernelCache {
  public:
-  KernelCache() : finder_(ImageFinder::default_options(require_driver().version / 1000)) {}
+  KernelCache() : finder_(the_image_finder(require_driver().version)) {}
 
   bool has(const KernelSpec& spec, int32_t device) const { return find(spec, device) != nullptr; }
 
@@ -195,7 +195,7 @@ class KernelCache {
     return k;
   }
 
-  ImageFinder finder_;
+  ImageFinder& finder_;
   mutable std::shared_mutex kernels_mutex_;
   std::map<std::string, std::unique_ptr<CompiledKernel>> kernels_;
   KnownKernels known_;

@@ -23,6 +23,11 @@ struct Module {
   std::map<std::string, Resources> resources;  // by entry
 };
 
+// Entries whose resources are known: of machine code. What PTX takes is known on the GPU that it is compiled for.
+std::vector<std::string> measured(const ManifestEntry& entry) {
+  return entry.module.target.as_ptx ? std::vector<std::string>() : entry.entries;
+}
+
 // What the last build left, where its compiler was the same.
 class Previous {
  public:
@@ -42,7 +47,7 @@ class Previous {
   bool find(const cuda::Digest& key, const ManifestEntry& entry, Module* module) const {
     const std::string hex = cuda::to_hex(key);
     if (bundle_ == nullptr || !report_["modules"].contains(hex)) return false;
-    for (const std::string& name : entry.entries) {
+    for (const std::string& name : measured(entry)) {
       const auto it = ledger_.kernels.find(cuda::spec_name({entry.module.source, name, entry.module.defines, 0}));
       if (it == ledger_.kernels.end()) return false;
       module->resources[name] = it->second;
@@ -61,14 +66,14 @@ class Previous {
 
 Module compile(const ManifestEntry& entry, const cuda::SourceUnit& unit, std::vector<std::string> options,
                const cuda::Nvrtc& nvrtc) {
-  options.push_back("--ptxas-options=-v");  // reports, and changes nothing
+  if (!entry.module.target.as_ptx) options.push_back("--ptxas-options=-v");  // reports, and changes nothing
   cuda::Compiled compiled = nvrtc.compile(unit, options);
   Module module;
   module.image = std::move(compiled.code);
   const std::map<std::string, Resources> all = parse_ptxas_log(compiled.log, &module.warnings);
   if (compares_clamped(module.image))
     module.warnings.push_back(entry.module.source + ": compares max(0, min(x, n)) with n, by VIMNMX.RELU's predicate");
-  for (const std::string& name : entry.entries) {
+  for (const std::string& name : measured(entry)) {
     const auto it = all.find(name);
     if (it == all.end()) throw std::runtime_error(entry.module.source + " has no entry " + name);
     module.resources[name] = it->second;

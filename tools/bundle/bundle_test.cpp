@@ -34,7 +34,8 @@ TEST(Manifest, ListsStandForEveryCombination) {
 
 TEST(Manifest, SaysWhichFieldIsWrong) {
   EXPECT_NE(manifest_fault("{"), "");
-  EXPECT_EQ(manifest_fault(R"({"arch": "sm_80", "kernels": []})"), "manifest.arch: must be \"sm_90a\"");
+  EXPECT_EQ(manifest_fault(R"({"arch": "sm_80", "kernels": []})"),
+            "manifest.arch: must be \"sm_90a\" or \"compute_80\"");
   EXPECT_EQ(manifest_fault(R"({"arch": "sm_90a"})"), "manifest.kernels: must be a list");
   EXPECT_EQ(manifest_fault(R"({"arch": "sm_90a", "kernels": [{"source": "a.cu", "entries": []}]})"),
             "manifest.kernels[0].entries: must be a list of function names");
@@ -72,6 +73,32 @@ TEST(Popular, ListsWhatADecodeModelAsksFor) {
   // What the kernel does not cover is left out.
   model.head_dim_qk = model.head_dim_v = 576;
   EXPECT_TRUE(popular_kernels({model}).empty());
+}
+
+TEST(Popular, ListsWhatOtherGpusAskFor) {
+  PopularModel model;
+  model.name = "test";
+  model.num_heads_q = 32, model.num_heads_kv = 8, model.head_dim_qk = model.head_dim_v = 128;
+  const auto kernels = popular_kernels({model}, Code::kPortable);
+  const auto count = [&](const std::string& source) {
+    return std::count_if(kernels.begin(), kernels.end(), [&](const cuda::KernelSpec& k) { return k.source == source; });
+  };
+  EXPECT_GT(count("decode/decode.cu"), 0);
+  EXPECT_GT(count("prefill/prefill_mma.cu"), 0);
+  EXPECT_GT(count("rows/store.cu"), 0);
+  for (const char* source : {"decode/decode_cluster.cu", "prefill/prefill.cu", "backward/gradients.cu"})
+    EXPECT_EQ(count(source), 0) << source << " needs Hopper";
+  const auto manifest = parse_manifest(popular_manifest(kernels, Code::kPortable));
+  ASSERT_EQ(manifest.size(), kernels.size() + 2);
+  for (const ManifestEntry& entry : manifest) EXPECT_EQ(entry.module.target.option(), "compute_80");
+  // The largest blocks of both kinds of GPU.
+  const auto has = [&](size_t least, size_t most) {
+    return std::any_of(kernels.begin(), kernels.end(),
+                       [&](const cuda::KernelSpec& k) { return least < k.shared_bytes && k.shared_bytes <= most; });
+  };
+  EXPECT_TRUE(has(99 * 1024, 163 * 1024));
+  EXPECT_TRUE(has(64 * 1024, 99 * 1024));
+  EXPECT_FALSE(has(163 * 1024, 1024 * 1024));
 }
 
 TEST(Popular, ListsWhatALatentCacheAsksFor) {
@@ -197,6 +224,14 @@ TEST(Builder, KeepsWhatDidNotChange) {
             build.resources.kernels.at("selftest/saxpy.cu saxpy A=2"));
   // The file of the report is not to be trusted blindly.
   EXPECT_EQ(build_bundle(manifest, *nvrtc, bundle, report.substr(0, report.size() / 2), 2).compiled, 2u);
+
+  // PTX has no resources to report, and is kept likewise.
+  manifest.push_back({{"selftest/saxpy.cu", {{"A", "2"}}, cuda::portable_target()}, {"saxpy"}});
+  build = build_bundle(manifest, *nvrtc, bundle, "", 2);
+  EXPECT_EQ(build.entries.size(), 3u);
+  EXPECT_EQ(build.resources.kernels.size(), 2u);
+  ASSERT_EQ(cuda::write_bundle(bundle, nvrtc->major(), nvrtc->minor(), build.entries), "");
+  EXPECT_EQ(build_bundle(manifest, *nvrtc, bundle, report_text(build), 2).compiled, 0u);
 
   manifest[0].entries = {"no_such_kernel"};
   EXPECT_THROW(build_bundle(manifest, *nvrtc, bundle, "", 1), std::runtime_error);

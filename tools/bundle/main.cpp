@@ -7,6 +7,7 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "builder.h"
@@ -19,7 +20,7 @@ namespace {
 using attune::bundle::Ledger;
 
 constexpr char kUsage[] =
-    "usage: attune_bundler build MANIFEST BUNDLE REPORT   compile with NVRTC; modules whose sources did not change are "
+    "usage: attune_bundler build BUNDLE REPORT MANIFEST.. compile with NVRTC; modules whose sources did not change are "
     "kept\n"
     "       attune_bundler check REPORT LEDGER            exit code 1 where the ledger disagrees, or the compiler "
     "warned\n"
@@ -29,8 +30,9 @@ constexpr char kUsage[] =
     "       attune_bundler portable check LEDGER          compile for other GPUs; exit code 1 where the ledger "
     "disagrees\n"
     "       attune_bundler portable write LEDGER          write the ledger of that\n"
-    "       attune_bundler popular write MODELS MANIFEST  write what the models of a directory ask for\n"
-    "       attune_bundler popular check MODELS MANIFEST  exit code 1 unless the manifest lists just that\n";
+    "       attune_bundler popular write MODELS MANIFEST PORTABLE  write what the models of a directory ask for, on "
+    "Hopper and on others\n"
+    "       attune_bundler popular check MODELS MANIFEST PORTABLE  exit code 1 unless the manifests list just that\n";
 
 std::string read(const std::string& path) {
   std::optional<std::string> text = attune::cuda::read_file(path);
@@ -45,11 +47,15 @@ void write(const std::string& path, const std::string& text) {
   if (!file) throw std::runtime_error("cannot write " + path);
 }
 
-int build(const std::string& manifest_path, const std::string& bundle_path, const std::string& report_path) {
+int build(const std::string& bundle_path, const std::string& report_path, const std::vector<std::string>& manifests) {
   std::string why;
   const attune::cuda::Nvrtc* nvrtc = attune::cuda::find_nvrtc(99, &why);
   if (nvrtc == nullptr) throw std::runtime_error(why);
-  const auto manifest = attune::bundle::parse_manifest(read(manifest_path));
+  std::vector<attune::bundle::ManifestEntry> manifest;
+  for (const std::string& path : manifests) {
+    const auto more = attune::bundle::parse_manifest(read(path));
+    manifest.insert(manifest.end(), more.begin(), more.end());
+  }
   const auto result =
       attune::bundle::build_bundle(manifest, *nvrtc, bundle_path, attune::cuda::read_file(report_path).value_or(""),
                                    std::max(1u, std::thread::hardware_concurrency()));
@@ -95,16 +101,25 @@ int portable(const std::string& verb, const std::string& ledger_path) {
   return faults.empty() ? 0 : 1;
 }
 
-int popular(const std::string& verb, const std::string& models, const std::string& manifest_path) {
-  const std::string text =
-      attune::bundle::popular_manifest(attune::bundle::popular_kernels(attune::bundle::read_models(models)));
-  if (verb == "write") return write(manifest_path, text), 0;
-  if (read(manifest_path) == text) return 0;
-  fmt::print(
-      "{} is not what src/cuda asks for at the shapes of {}: attune_bundler popular write {} {}, then update the "
-      "ledger\n",
-      manifest_path, models, models, manifest_path);
-  return 1;
+int popular(const std::string& verb, const std::string& directory, const std::string& manifest_path,
+            const std::string& portable_path) {
+  using attune::bundle::Code;
+  const auto models = attune::bundle::read_models(directory);
+  int code = 0;
+  for (const auto& [path, kind] : {std::pair{manifest_path, Code::kHopper}, {portable_path, Code::kPortable}}) {
+    const std::string text = attune::bundle::popular_manifest(attune::bundle::popular_kernels(models, kind), kind);
+    if (verb == "write") {
+      write(path, text);
+    } else if (read(path) != text) {
+      fmt::print(
+          "{} is not what src/cuda asks for at the shapes of {}: attune_bundler popular write {} {} {}, then update "
+          "the "
+          "ledger\n",
+          path, directory, directory, manifest_path, portable_path);
+      code = 1;
+    }
+  }
+  return code;
 }
 
 int verify(const std::string& manifest_path, const std::string& bundle_path) {
@@ -132,11 +147,11 @@ int main(int argc, char** argv) {
   unsetenv("ATTUNE_KERNEL_DIR");
   const std::vector<std::string> args(argv + 1, argv + argc);
   try {
-    if (args.size() == 4 && args[0] == "build") return build(args[1], args[2], args[3]);
+    if (args.size() >= 4 && args[0] == "build") return build(args[1], args[2], {args.begin() + 3, args.end()});
     if (args.size() == 3 && args[0] == "check") return check(args[1], args[2]);
     if (args.size() == 3 && args[0] == "verify") return verify(args[1], args[2]);
-    if (args.size() == 4 && args[0] == "popular" && (args[1] == "write" || args[1] == "check")) {
-      return popular(args[1], args[2], args[3]);
+    if (args.size() == 5 && args[0] == "popular" && (args[1] == "write" || args[1] == "check")) {
+      return popular(args[1], args[2], args[3], args[4]);
     }
     if (args.size() == 3 && args[0] == "portable" && (args[1] == "write" || args[1] == "check"))
       return portable(args[1], args[2]);

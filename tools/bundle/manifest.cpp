@@ -60,7 +60,11 @@ std::vector<ManifestEntry> parse_manifest(const std::string& text) {
     throw std::runtime_error(std::string("the manifest is not JSON: ") + e.what());
   }
   check_fields(manifest, "manifest", {"arch", "kernels"});
-  if (manifest.value("arch", Json()) != Json(cuda::kArch)) wrong("manifest.arch", cat("must be \"", cuda::kArch, "\""));
+  const cuda::Target hopper, portable = cuda::portable_target();
+  const Json arch = manifest.value("arch", Json());
+  if (arch != Json(hopper.option()) && arch != Json(portable.option()))
+    wrong("manifest.arch", cat("must be \"", hopper.option(), "\" or \"", portable.option(), "\""));
+  const cuda::Target& target = arch == Json(hopper.option()) ? hopper : portable;
   if (!manifest.contains("kernels") || !manifest["kernels"].is_array()) wrong("manifest.kernels", "must be a list");
 
   std::vector<ManifestEntry> list;
@@ -81,7 +85,7 @@ std::vector<ManifestEntry> parse_manifest(const std::string& text) {
     const Json defines = kernel.value("defines", Json::object());
     if (!defines.is_object()) wrong(where + ".defines", "must be an object");
     for (cuda::Defines& one : expand(defines, where + ".defines")) {
-      ManifestEntry entry{{kernel["source"].get<std::string>(), std::move(one)}, entries};
+      ManifestEntry entry{{kernel["source"].get<std::string>(), std::move(one), target}, entries};
       const std::string name = cuda::module_name(entry.module);
       if (!seen.insert(name).second) wrong(where, "repeats " + name);
       list.push_back(std::move(entry));

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// kernels/manifest.json: the specialisations that are compiled when the library is built.
+// kernels/manifest.json and kernels/manifest_portable.json: the specialisations that are compiled when the library is
+// built, to machine code and to PTX.
 //
-//   {"arch": "sm_90a",
+//   {"arch": "sm_90a",                                    or "compute_80"
 //    "kernels": [{"source": "decode/decode.cu",            path inside kernels/
 //                 "entries": ["decode"],                   functions whose resources the ledger holds
 //                 "dynamic_shared": 98304,                 bytes that launches ask for; only the check of the list

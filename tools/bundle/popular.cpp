@@ -2,15 +2,14 @@
 #include "popular.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <stdexcept>
+#include <optional>
 
 #include "attune/attune.h"
 #include "core/indexer.h"
 #include "core/ops.h"
+#include "core/status.h"
 #include "cuda/attention/prologue.h"
 #include "cuda/backward/config.h"
 #include "cuda/decode/config.h"
@@ -21,6 +20,7 @@
 #include "cuda/mla/mla.h"
 #include "cuda/ops/ops.h"
 #include "cuda/prefill/config.h"
+#include "cuda/prefill/mma.h"
 #include "cuda/prefill/prefill.h"
 #include "dispatch/registry.h"
 
@@ -28,7 +28,6 @@ namespace attune::bundle {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using nlohmann::json;
 
 // One way to serve: dtypes, and how many sequences of which length.
 struct Serving {
@@ -47,6 +46,7 @@ constexpr int64_t kBatches[] = {1, 2, 4, 16, 64, 128};
 constexpr int64_t kKeys[] = {512, 1024, 4096, 8192, 32768, 131072};
 constexpr int64_t kPageSize = 64;
 constexpr int64_t kMostHeadDim = 256;
+constexpr int kPortableSms = 108;  // of an A100
 
 attune_tensor tensor(attune_dtype dtype, std::initializer_list<int64_t> shape) {
   return attune_dense_tensor(nullptr, dtype, static_cast<int32_t>(shape.size()), shape.begin());
@@ -265,30 +265,44 @@ void add(const cuda::KernelSpec& spec, Kernels& kernels) {
   known.shared_bytes = std::max(known.shared_bytes, spec.shared_bytes);
 }
 
-void add(const attune_attention& a, Kernels& kernels) {
-  const Problem p = make_problem(a, Data::kOptional);
-  const Kernel& row = cuda::decode_kernel();
-  if (!row.coverage.difference(traits_of(p, a)).empty() || !row.refusal(p).empty()) return;
-  const cuda::decode::Config c = cuda::decode::choose_config(p, cuda::decode::DeviceShape());
+// What a GPU is to the choice of kernels.
+struct Gpu {
+  cuda::decode::DeviceShape shape;
+  cuda::Target target;
+  bool has_wgmma() const { return target.has(ptx::kWgmma); }
+};
+
+// The problem, where the kernel takes it.
+std::optional<Problem> covered(const Kernel& row, const Problem& p, const attune_attention& a) {
+  if (!row.coverage.difference(traits_of(p, a)).empty() || !row.refusal(p).empty()) return {};
+  return p;
+}
+
+void add(const attune_attention& a, const Gpu& gpu, Kernels& kernels) {
+  const std::optional<Problem> p = covered(cuda::decode_kernel(), make_problem(a, Data::kOptional), a);
+  if (!p) return;
+  const cuda::decode::Config c = cuda::decode::choose_config(*p, gpu.shape);
   add(c.main_kernel(), kernels);
   if (c.cluster == 0) add(c.schedule_kernel(), kernels);
 }
 
-void add_prompt(const attune_attention& a, Kernels& kernels) {
-  const Problem p = make_problem(a, Data::kOptional);
-  const Kernel& row = cuda::prefill::kernel_for(p);
-  if (!row.coverage.difference(traits_of(p, a)).empty() || !row.refusal(p).empty()) return;
-  const cuda::prefill::Config c = cuda::prefill::choose_config(p, cuda::decode::DeviceShape().num_sms);
+void add_prompt(const attune_attention& a, const Gpu& gpu, Kernels& kernels) {
+  const Problem any = make_problem(a, Data::kOptional);
+  const Kernel& row = gpu.has_wgmma() ? cuda::prefill::kernel_for(any) : cuda::prefill_mma_kernel();
+  const std::optional<Problem> p = covered(row, any, a);
+  if (!p) return;
+  if (!gpu.has_wgmma())
+    return add(cuda::prefill_mma::choose_config(*p, gpu.shape.shared_bytes_per_sm).kernel(), kernels);
+  const cuda::prefill::Config c = cuda::prefill::choose_config(*p, gpu.shape.num_sms);
   add(c.main_kernel(), kernels);
   add(c.schedule_kernel(), kernels);
 }
 
 // Prompts beside decoding.
-void add_mixed(const attune_attention& a, Kernels& kernels) {
-  const Problem p = make_problem(a, Data::kOptional);
-  const Kernel& row = cuda::mixed_kernel();
-  if (!row.coverage.difference(traits_of(p, a)).empty() || !row.refusal(p).empty()) return;
-  for (const cuda::KernelSpec& spec : cuda::mixed::kernels_of(p, cuda::decode::DeviceShape())) add(spec, kernels);
+void add_mixed(const attune_attention& a, const Gpu& gpu, Kernels& kernels) {
+  const std::optional<Problem> p = covered(cuda::mixed_kernel(), make_problem(a, Data::kOptional), a);
+  if (!p || !gpu.has_wgmma()) return;
+  for (const cuda::KernelSpec& spec : cuda::mixed::kernels_of(*p, gpu.shape)) add(spec, kernels);
 }
 
 // Decoding over pages of a 16-bit cache, or prompts whose queries have lists of rows. Decoding of all heads over packed
@@ -341,93 +355,46 @@ attune_attention shard_call(const PopularModel& m, const Serving& s, int64_t sha
   return a;
 }
 
-void add_latent(const attune_attention& a, Kernels& kernels) {
-  const Problem p = make_problem(a, Data::kOptional);
-  const Kernel& row = cuda::mla_kernel();
-  if (!row.coverage.difference(traits_of(p, a)).empty() || !row.refusal(p).empty()) return;
-  const cuda::mla::Config c = cuda::mla::choose_config(p, cuda::decode::DeviceShape().num_sms);
+void add_latent(const attune_attention& a, const Gpu& gpu, Kernels& kernels) {
+  const Kernel& row = gpu.has_wgmma() ? cuda::mla_kernel() : cuda::mla_mma_kernel();
+  const std::optional<Problem> p = covered(row, make_problem(a, Data::kOptional), a);
+  if (!p) return;
+  const cuda::mla::Config c =
+      gpu.has_wgmma() ? cuda::mla::choose_config(*p, gpu.shape.num_sms)
+                      : cuda::mla::choose_mma_config(*p, gpu.shape.num_sms, gpu.shape.shared_bytes_per_block);
   add(c.main_kernel(), kernels);
   add(c.schedule_kernel(), kernels);
   add(c.combine_kernel(), kernels);
-  if (cuda::attention::has_prologue(p)) add(cuda::kernel_of(cuda::attention::to_prepare(p, nullptr)), kernels);
+  if (cuda::attention::has_prologue(*p)) add(cuda::kernel_of(cuda::attention::to_prepare(*p, nullptr)), kernels);
 }
 
-void add_latent_rows(const PopularModel& m, Kernels& kernels) {
+void add_latent_rows(const PopularModel& m, const Gpu& gpu, Kernels& kernels) {
   const Serving s{ATTUNE_BFLOAT16, ATTUNE_BFLOAT16, 2, 512, 512};
   add(cuda::kernel_of(make_qkv_prepare(latent_prepare(m, s))), kernels);
   add(cuda::kernel_of(make_cache_op(latent_cache_op(m, s, ATTUNE_CACHE_APPEND))), kernels);
   add(cuda::kernel_of(make_cache_op(latent_cache_op(m, s, ATTUNE_CACHE_GATHER))), kernels);
-  add_latent(latent_call(m, s), kernels);
+  add_latent(latent_call(m, s), gpu, kernels);
   if (!m.packed_cache) {
-    add_latent(fused_latent_call(m, s), kernels);
+    add_latent(fused_latent_call(m, s), gpu, kernels);
     const Serving one{s.activations, s.cache, 1, 1024, 1};  // short, and so by blocks of few rows
-    add_latent(latent_call(m, one), kernels);
-    add_latent(fused_latent_call(m, one), kernels);
+    add_latent(latent_call(m, one), gpu, kernels);
+    add_latent(fused_latent_call(m, one), gpu, kernels);
   }
-  add_latent(shard_call(m, s, 8), kernels);
+  add_latent(shard_call(m, s, 8), gpu, kernels);
   const Serving many{s.activations, s.cache, 128, 512, 512};
-  if (m.packed_cache) add_latent(shard_call(m, many, 4), kernels);
+  if (m.packed_cache) add_latent(shard_call(m, many, 4), gpu, kernels);
 }
 
-void add_indexers(Kernels& kernels) {
+void add_indexers(const Gpu& gpu, Kernels& kernels) {
   for (const int64_t keys : kKeys) {
     const auto add_all = [&](const attune_indexer& op) {
       const IndexerProblem p = make_indexer(op, Data::kOptional);
-      for (const cuda::KernelSpec& spec : cuda::kernels_of(p, cuda::decode::DeviceShape().num_sms)) add(spec, kernels);
+      for (const cuda::KernelSpec& spec : cuda::kernels_of(p, gpu.shape.num_sms, gpu.target)) add(spec, kernels);
     };
     for (const int64_t batch : kBatches) add_all(indexer_call(batch, 1, keys, false));
     for (const int64_t batch : {1, 4, 32}) add_all(indexer_call(batch, 1, keys, true));
     add_all(indexer_call(4, 512, keys, true));
   }
-}
-
-template <class T>
-T field(const json& object, const char* key, T otherwise) {
-  return object.contains(key) ? object.at(key).get<T>() : otherwise;
-}
-
-PopularModel parse_model(const json& j) {
-  PopularModel m;
-  m.name = j.at("name").get<std::string>();
-  m.num_heads_q = j.at("num_heads_q").get<int64_t>();
-  m.num_heads_kv = j.at("num_heads_kv").get<int64_t>();
-  m.head_dim_qk = j.at("head_dim_qk").get<int64_t>();
-  m.head_dim_v = field(j, "head_dim_v", m.head_dim_qk);
-  m.alibi = field(j, "alibi", false);
-  m.sinks = field(j, "sinks", false);
-  m.softcap = field(j, "softcap", 0.0);
-  m.latent = j.at("kind") == "mla" || j.at("kind") == "sparse-mla";
-  m.packed_cache = field(j, "kv_dtype", std::string()) == "mla656";
-  m.cross_attention = j.at("kind") == "encoder-decoder";
-  if (j.contains("t5_bias")) {
-    m.t5_buckets = j["t5_bias"].at("num_buckets").get<int64_t>();
-    m.t5_max_distance = j["t5_bias"].at("max_distance").get<int64_t>();
-  }
-  if (j.contains("rope")) {
-    m.rope_dim = field(j["rope"], "dim", m.head_dim_qk);
-    m.rope_offset = field(j["rope"], "offset", int64_t{0});
-    m.rope_interleaved = field(j["rope"], "interleaved", false);
-  }
-  for (const int64_t window : field(j, "windows", std::vector<int64_t>())) m.window = std::max(m.window, window);
-  return m;
-}
-
-}  // namespace
-
-std::vector<PopularModel> read_models(const std::string& directory) {
-  std::vector<PopularModel> models;
-  for (const auto& file : std::filesystem::directory_iterator(directory)) {
-    if (file.path().extension() != ".json") continue;
-    try {
-      std::ifstream in(file.path());
-      models.push_back(parse_model(json::parse(in)));
-    } catch (const std::exception& e) {
-      throw std::runtime_error(file.path().string() + ": " + e.what());
-    }
-  }
-  if (models.empty()) throw std::runtime_error(directory + " holds no models");
-  std::sort(models.begin(), models.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
-  return models;
 }
 
 // Fine-tuning in bf16: plain scores, sinks, ALiBi, the softcap of Gemma 2.
@@ -441,16 +408,15 @@ void add_backward(const PopularModel& m, Kernels& kernels) {
   }
 }
 
-std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& models) {
-  Kernels kernels;
+void add_all(const std::vector<PopularModel>& models, const Gpu& gpu, Kernels& kernels) {
   for (const PopularModel& m : models) {
-    if (m.latent) add_latent_rows(m, kernels);
+    if (m.latent) add_latent_rows(m, gpu, kernels);
     if (m.head_dim_v > kMostHeadDim || m.head_dim_qk > kMostHeadDim) continue;
-    if (m.t5_buckets == 0 && m.softcap == 0 && m.head_dim_qk <= 128) add_backward(m, kernels);
-    add_prompt(codes_call(m, {ATTUNE_BFLOAT16, ATTUNE_BFLOAT16, 2, 512, 512}), kernels);
+    if (gpu.has_wgmma() && m.t5_buckets == 0 && m.softcap == 0 && m.head_dim_qk <= 128) add_backward(m, kernels);
+    add_prompt(codes_call(m, {ATTUNE_BFLOAT16, ATTUNE_BFLOAT16, 2, 512, 512}), gpu, kernels);
     // fp32 is for trying things out, with the commonest shapes.
     if (!m.alibi && m.t5_buckets == 0 && m.softcap == 0 && m.head_dim_qk == m.head_dim_v && m.head_dim_qk <= 128)
-      add_prompt(prompt_call(m, {ATTUNE_FLOAT32, ATTUNE_FLOAT32, 2, 512, 512}), kernels);
+      add_prompt(prompt_call(m, {ATTUNE_FLOAT32, ATTUNE_FLOAT32, 2, 512, 512}), gpu, kernels);
     for (const Dtypes& d : kDtypes) {
       // Older models are served with the cache that they were trained with; each 8-bit one would double their share.
       if ((m.alibi || m.t5_buckets > 0) && d.cache != d.activations) continue;
@@ -459,34 +425,50 @@ std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& m
       add(cuda::kernel_of(make_cache_op(append_call(m, prompt))), kernels);
       // On request only, so far: enough that a build sees what they take.
       if (d.activations == ATTUNE_BFLOAT16 && !m.cross_attention) {
-        add_prompt(chunk_call(m, prompt), kernels);
-        add_mixed(chunk_call(m, prompt), kernels);
+        add_prompt(chunk_call(m, prompt), gpu, kernels);
+        add_mixed(chunk_call(m, prompt), gpu, kernels);
         // Engines with such pages serve the commonest shape with them.
         if (m.head_dim_qk == 128 && m.head_dim_v == 128 && m.softcap == 0 && !m.alibi && m.t5_buckets == 0)
-          add_prompt(packed_chunk_call(m, prompt), kernels);
+          add_prompt(packed_chunk_call(m, prompt), gpu, kernels);
       }
-      if (d.cache == ATTUNE_BFLOAT16) add_prompt(prompt_call(m, prompt), kernels);
+      if (d.cache == ATTUNE_BFLOAT16) add_prompt(prompt_call(m, prompt), gpu, kernels);
       for (const int64_t batch : kBatches) {
         for (const int64_t keys : kKeys) {
           for (const bool ragged : {false, true}) {
             const Serving s{d.activations, d.cache, batch, keys, 1};
-            add(self_call(m, s, ragged), kernels);
-            add(fused_call(m, s, ragged), kernels);
-            if (m.cross_attention) add(cross_call(m, s, ragged), kernels);
+            add(self_call(m, s, ragged), gpu, kernels);
+            add(fused_call(m, s, ragged), gpu, kernels);
+            if (m.cross_attention) add(cross_call(m, s, ragged), gpu, kernels);
           }
         }
       }
     }
   }
   if (std::any_of(models.begin(), models.end(), [](const PopularModel& m) { return m.packed_cache; }))
-    add_indexers(kernels);
+    add_indexers(gpu, kernels);
+}
+
+}  // namespace
+
+std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& models, Code code) {
+  Kernels kernels;
+  if (code == Code::kHopper) {
+    add_all(models, {cuda::decode::DeviceShape(), cuda::Target()}, kernels);
+  } else {
+    // An A100, and GPUs whose blocks have 99 KiB of shared memory.
+    for (const char* name : {"sm_80", "sm_86"}) {
+      const cuda::Architecture& like = *cuda::find_architecture(name);
+      add_all(models, {cuda::decode::device_shape(like, kPortableSms), cuda::portable_target()}, kernels);
+    }
+  }
   std::vector<cuda::KernelSpec> list;
   for (auto& [name, spec] : kernels) list.push_back(std::move(spec));
   return list;
 }
 
-std::string popular_manifest(const std::vector<cuda::KernelSpec>& kernels) {
-  std::string text = "{\n  \"arch\": \"sm_90a\",\n  \"kernels\": [\n";
+std::string popular_manifest(const std::vector<cuda::KernelSpec>& kernels, Code code) {
+  const cuda::Target target = code == Code::kHopper ? cuda::Target() : cuda::portable_target();
+  std::string text = cat("{\n  \"arch\": \"", target.option(), "\",\n  \"kernels\": [\n");
   text += "    {\"source\": \"selftest/saxpy.cu\", \"entries\": [\"saxpy\"], \"defines\": {\"A\": [2, -3]}}";
   for (const cuda::KernelSpec& spec : kernels) {
     Json row = {{"source", spec.source}, {"entries", {spec.entry}}};

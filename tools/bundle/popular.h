@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The specialisations that the models of cli/models ask for: what kernels/manifest.json must list.
+// The specialisations that the models of cli/models ask for: what kernels/manifest.json and
+// kernels/manifest_portable.json must list.
 #pragma once
 
 #include <string>
@@ -25,12 +26,14 @@ struct PopularModel {
 // Every *.json of a directory, by name. Throws std::runtime_error that names the file.
 std::vector<PopularModel> read_models(const std::string& directory);
 
-// What decode asks for on an H200, over the dtypes, batches and lengths that such models are served with, and what
-// qkv_prepare and append (MLA: and gather) ask for; each once, in the order of their names. What no kernel covers is
-// left out.
-std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& models);
+// What a bundle holds: machine code of an H200, or PTX that every GPU from Ampere on runs.
+enum class Code { kHopper, kPortable };
+
+// What attention asks for, over the dtypes, batches and lengths that such models are served with, and what qkv_prepare
+// and append (MLA: and gather) ask for; each once, in the order of their names. What no kernel covers is left out.
+std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& models, Code code = Code::kHopper);
 
 // The manifest that lists them.
-std::string popular_manifest(const std::vector<cuda::KernelSpec>& kernels);
+std::string popular_manifest(const std::vector<cuda::KernelSpec>& kernels, Code code = Code::kHopper);
 
 }  // namespace attune::bundle

@@ -87,6 +87,16 @@ const Bundle* ImageFinder::bundle() {
   return bundle_.get();
 }
 
+bool ImageFinder::serves(const Target& target) {
+  std::string why;
+  if (const Bundle* b = bundle()) {
+    // Each manifest has the self test's module.
+    const ModuleSpec probe{"selftest/saxpy.cu", {{"A", "2"}}, target};
+    if (!b->find(module_key(read_source(probe.source), compiler_options(probe)), &why).empty()) return true;
+  }
+  return options_.may_compile && find_nvrtc(options_.driver_major, &why) != nullptr;
+}
+
 Image ImageFinder::find(const ModuleSpec& wanted, bool without_bundle, bool without_cache) {
   ModuleSpec spec = wanted;
   const SourceUnit unit = read_source(spec.source);
@@ -134,6 +144,12 @@ Image ImageFinder::find(const ModuleSpec& wanted, bool without_bundle, bool with
   image.owned = std::move(compiled.code);
   image.origin = KernelOrigin::kCompiled;
   return image;
+}
+
+ImageFinder& the_image_finder(int driver_version) {
+  // Never destroyed: kernels point into its bundle.
+  static ImageFinder& finder = *new ImageFinder(ImageFinder::default_options(driver_version / 1000));
+  return finder;
 }
 
 }  // namespace attune::cuda

@@ -53,6 +53,9 @@ class ImageFinder {
 
   explicit ImageFinder(Options options);
 
+  // Whether it finds kernels of that target: the bundle has some, or there is a compiler that may be used.
+  bool serves(const Target& target);
+
   // Failure(ATTUNE_DEVICE_ERROR): not at hand, and may not or cannot be compiled; says which and why. ATTUNE_INTERNAL:
   // does not compile. An origin in without is not looked at: its code was tried and did not load.
   Image find(const ModuleSpec& spec, bool without_bundle = false, bool without_cache = false);
@@ -67,6 +70,9 @@ class ImageFinder {
   std::once_flag bundle_once_;
   std::unique_ptr<Bundle> bundle_;
 };
+
+// That of the process, with default_options() of the driver's CUDA version (12080: 12.8) that it was first called with.
+ImageFinder& the_image_finder(int driver_version);
 
 // "on" and "off" (any case) of ATTUNE_JIT; anything else is on, with a warning.
 bool jit_enabled();
