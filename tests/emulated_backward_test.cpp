@@ -1,80 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of the backward, their own sources, on the CPU (tests/emulator): every gradient against the oracle, with
 // poisoned memory, without a GPU.
-#include <cstring>
 #include <optional>
 
-#include "cases/backward_problem.h"
-#include "cuda/backward/backward.h"
-#include "cuda/backward/config.h"
-#include "emulated.h"
-#include "support.h"
+#include "emulated_backward.h"
 
 namespace attune::cuda {
 namespace {
 
-using backward::Arguments;
-using backward::Config;
-using backward::Maps;
-
-class EmulatedBackward : public tests::Emulated {
- protected:
-  template <class... Args>
-  static void launch(const backward::Launch& what, const Args&... args) {
-    if (what.blocks == 0) return;
-    const auto entry = reinterpret_cast<void (*)(Args...)>(emulator::find_kernel(what.kernel));
-    emulator::run(static_cast<unsigned>(what.blocks), static_cast<unsigned>(what.threads), [&] { entry(args...); });
-  }
-
-  static void run_kernels(const attune::BackwardProblem& p, const Config& c, void* workspace) {
-    const kernels::BackwardParams params = backward::to_params(p, c, workspace);
-    for (const backward::Launch& what : backward::launches(c)) {
-      if (what.arguments == Arguments::kMaps) {
-        const Maps m = backward::describe_maps(p, c);
-        launch(what, params, emulator::tensor_map(m.k), emulator::tensor_map(m.v), emulator::tensor_map(m.q),
-               emulator::tensor_map(m.dout));
-      } else if (what.arguments == Arguments::kSinkSum) {
-        launch(what, backward::sink_sum_params(p, params));
-      } else {
-        launch(what, params);
-      }
-    }
-  }
-
-  // plan: whose configuration it runs with, if not its own. poison: a byte of the workspace.
-  static std::string run_emulated(cases::BackwardCall call, const Config* plan = nullptr, int poison = 0x45) {
-    const attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kRequired);
-    const Config c = plan != nullptr ? *plan : backward::choose_config(p);
-    // Numbers, not NaN: rows with a NaN are computed again, which would hide that one was read.
-    cases::Workspace workspace(cases::host_memory(), c.workspace_bytes());
-    std::memset(workspace.buffer.device(), poison, c.workspace_bytes());
-    try {
-      backward::check_run(p, c);
-      run_kernels(p, c, workspace.buffer.device());
-    } catch (const std::exception& e) {
-      return e.what();
-    }
-    return workspace.buffer.check_guards();
-  }
-
-  static bool is_covered(const cases::Case& spec) {
-    cases::BackwardProblem problem(spec);
-    cases::BackwardCall call = problem.device();
-    const attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kOptional);
-    return backward_kernel().coverage.difference(traits_of(p, call.attention)).empty() && backward::refusal(p).empty();
-  }
-
-  // What is wrong with a case, or kNotCovered.
-  static std::string check(const cases::Case& spec) {
-    if (!is_covered(spec)) return tests::kNotCovered;
-    cases::BackwardProblem problem(spec);
-    const cases::ExpectedGradients expected = evaluate(problem);
-    const std::string failure = run_emulated(problem.device());
-    return failure.empty() ? compare(problem, expected, ATTUNE_DEVICE_CUDA).failure : failure;  // a GPU's bounds
-  }
-
-  static std::string check(const char* json) { return check(tests::make_case(json)); }
-};
+using backward::Config, backward::Maps;
+using tests::EmulatedBackward;
 
 TEST_F(EmulatedBackward, OfUnlikeSequences) {
   EXPECT_EQ(check(R"({"name": "causal", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16", "causal": true,
@@ -352,11 +287,11 @@ TEST_F(EmulatedBackward, TheListHasTheBlocksOfASequenceInTheirOrder) {
     for (int i = 0; i < params.kv_list->num_tiles; ++i) {
       int& due = next[static_cast<size_t>(tiles[i].batch)];
       ASSERT_EQ(tiles[i].begin, due) << "sequence " << tiles[i].batch << " of " << batch;
-      due += c.block_keys();
+      due += kernels::kBackwardRows;
     }
     for (size_t b = 0; b < next.size(); ++b) {
       const int64_t keys = problem.spec().seqlens_kv[b];
-      EXPECT_TRUE(next[b] >= keys && next[b] < keys + c.block_keys()) << "sequence " << b << " of " << batch;
+      EXPECT_TRUE(next[b] >= keys && next[b] < keys + kernels::kBackwardRows) << "sequence " << b << " of " << batch;
     }
     EXPECT_EQ(params.kv_list->next, 0u);
   }
@@ -389,8 +324,8 @@ TEST_F(EmulatedBackward, MapsOfNoRowsHaveAnAddress) {
     for (RowView* const v : {&p.forward.q, &p.dout, &p.forward.k, &p.forward.v}) {
       if ((v == &p.forward.q || v == &p.dout) == no_queries) v->data = nullptr;
     }
-    const Maps m = backward::describe_maps(p, backward::choose_config(p));
-    for (const TensorMapDesc& map : {m.k, m.v, m.q, m.dout}) EXPECT_NO_THROW(check_tensor_map(map));
+    const Maps m = backward::describe_maps(p, backward::choose_config(p), kernels::kGradients);
+    for (const TensorMapDesc& map : {m.own_x, m.own_y, m.x, m.y}) EXPECT_NO_THROW(check_tensor_map(map));
   }
 }
 

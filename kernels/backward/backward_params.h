@@ -47,15 +47,14 @@ struct BackwardParams : WorkTileParams {
   long long stats_stride;
   int stats_vectors;               // out and dout take loads of 16 bytes
   BackwardList *q_list, *kv_list;  // blocks of queries, of keys
-  // Sums of dq without the scale, [num_heads_q][dq_tiles] of backward/dq.cuh, and how many blocks of keys have added to
-  // each piece, [num_heads_q][dq_tiles][dq_pieces()].
+  // Where all gradients have one pass: sums of dq without the scale, [num_heads_q][dq_tiles] of backward/dq.cuh, and
+  // how many blocks of keys have added to each.
   float* dq_sums;
   unsigned* dq_turns;
   int dq_tiles;
   // [blocks][heads]: whether a block of rows has a NaN or infinity, for recompute.cu.
   int *q_nonfinite, *kv_nonfinite;
   int max_q_tiles, max_kv_tiles;
-  int block_keys;    // backward_keys()
   float* sink_sums;  // -dsinks of blocks of queries, [num_heads_q][total_q / 128 + batch]; null: nobody wants it
 };
 
@@ -65,40 +64,42 @@ struct SinkSumParams : BackwardParams {
   long long dsinks_stride;
 };
 
-// Queries of a block of threads, where these have queries (row_stats.cu, store_dq.cu, recompute.cu).
+// Rows of a block of threads, queries or keys.
 constexpr int kBackwardRows = 128;
 
+// What a launch of the gradient kernel computes, ATTUNE_GRADIENTS: all of them, dk and dv, or one.
+constexpr int kGradientDq = 1, kGradientDk = 2, kGradientDv = 4, kGradientDkDv = kGradientDk | kGradientDv,
+              kGradients = kGradientDq | kGradientDkDv;
+
 ATTUNE_SHARED_FUNCTION int lines_of(int head_dim) { return (head_dim + 63) / 64; }
-// Keys of a block: what the registers hold of dk and dv, of accumulators of 32 channels.
-ATTUNE_SHARED_FUNCTION int backward_keys(int head_dim_qk, int head_dim_v) {
-  const int channels = align_up(head_dim_qk, 32) + align_up(head_dim_v, 32);
-  return lines_of(head_dim_qk) <= 3 && channels <= 320 ? 128 : 64;
+// Whether the registers hold dk and dv of 128 keys together, in accumulators of 32 channels. Else each gradient has a
+// pass of its own.
+ATTUNE_SHARED_FUNCTION bool has_one_pass(int head_dim_qk, int head_dim_v) {
+  return lines_of(head_dim_qk) <= 3 && align_up(head_dim_qk, 32) + align_up(head_dim_v, 32) <= 320;
 }
-// Queries of a tile, which a block of keys takes at a time: where dk and dv leave few registers, half of the scores.
+// Rows of a tile of the other side, which a block takes at a time: where dk and dv leave few registers, half as many.
 ATTUNE_SHARED_FUNCTION int backward_tile(int head_dim_qk, int head_dim_v) {
   const bool narrow = head_dim_qk <= 128 && head_dim_v <= 128;
-  return !narrow && backward_keys(head_dim_qk, head_dim_v) == 128 ? 32 : 64;
+  return !narrow && has_one_pass(head_dim_qk, head_dim_v) ? 32 : 64;
 }
-// Pieces in which dq of a tile leaves shared memory.
-ATTUNE_SHARED_FUNCTION int dq_pieces(int head_dim_qk) { return lines_of(head_dim_qk) == 4 ? 2 : 1; }
 
 // Floats of a tile of dq's sums: lines of 64 channels, whole.
 ATTUNE_SHARED_FUNCTION int dq_tile_floats(int head_dim_qk, int head_dim_v) {
   return lines_of(head_dim_qk) * 64 * backward_tile(head_dim_qk, head_dim_v);
 }
 
-// Of the gradient kernel (backward/config.cuh). row_stats: the bytes of a row's.
-ATTUNE_SHARED_FUNCTION int backward_shared_bytes(int head_dim_qk, int head_dim_v, int q_stages, int dout_stages,
-                                                 int row_stats) {
-  const int keys = backward_keys(head_dim_qk, head_dim_v), tile = backward_tile(head_dim_qk, head_dim_v),
-            lines_qk = lines_of(head_dim_qk), lines_v = lines_of(head_dim_v);
-  const bool wide = keys == 64;
-  const int inputs = (lines_qk + lines_v) * keys + (lines_qk * q_stages + lines_v * dout_stages) * tile;
-  const int scores = (wide ? 3 : 2) * keys * tile * 2;
-  const int dq = (wide ? 1 : 2) * dq_tile_floats(head_dim_qk, head_dim_v) * 4 / dq_pieces(head_dim_qk);
-  const int stats = q_stages * tile * row_stats;
-  const int barriers_and_item = (1 + 2 * q_stages + 2 * dout_stages) * 8 + 8;
-  return align_up(inputs * 128 + scores + dq + stats + barriers_and_item, 1024);
+// Of the gradient kernel (backward/config.cuh): stages of x (q, or k in the pass of dq) and of y (dout, or v).
+// row_stats: the bytes of a row's.
+ATTUNE_SHARED_FUNCTION int backward_shared_bytes(int head_dim_qk, int head_dim_v, int gradients, int x_stages,
+                                                 int y_stages, int row_stats) {
+  const int tile = backward_tile(head_dim_qk, head_dim_v), lines_qk = lines_of(head_dim_qk),
+            lines_v = lines_of(head_dim_v);
+  const int own = lines_qk + (gradients == kGradientDv ? 0 : lines_v);
+  const int inputs = own * kBackwardRows + (lines_qk * x_stages + lines_v * y_stages) * tile;
+  const int sums = 2 * (kBackwardRows * tile * 2 + dq_tile_floats(head_dim_qk, head_dim_v) * 4);
+  const int stats = x_stages * tile * row_stats;
+  const int barriers_and_item = (1 + 2 * x_stages + 2 * y_stages) * 8 + 8;
+  return align_up(inputs * 128 + (gradients == kGradients ? sums : 16) + stats + barriers_and_item, 1024);
 }
 
 }  // namespace attune::kernels

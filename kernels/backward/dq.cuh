@@ -18,19 +18,18 @@ struct HalfHead {
   }
 };
 
-// A tile is [pieces][warpgroups][queries][channels of a piece], or [channels][queries] if it is transposed.
+// A tile is [warpgroups][queries][channels of a warpgroup], or [channels][queries] if it is transposed.
 template <int kHeadDimQk, int kHeadDimV>
 struct DqTile {
   using Half = HalfHead<kHeadDimQk>;
   static constexpr int kQueries = kernels::backward_tile(kHeadDimQk, kHeadDimV);
   static constexpr int kFloats = kernels::dq_tile_floats(kHeadDimQk, kHeadDimV);
-  static constexpr int kPieces = kernels::dq_pieces(kHeadDimQk), kPieceFloats = kFloats / kPieces;
-  static constexpr int kChannels = Half::kChannels / kPieces, kEights = kChannels / 8;
+  static constexpr int kChannels = Half::kChannels;
   static constexpr bool kTransposed = kQueries == 32;
-  static_assert(!kTransposed || kPieces == 1);
+  static_assert(!kTransposed || Half::kLines <= 3, "a warpgroup has one whole line of a transposed dq");
 
-  // Where eight channels of a query are in a piece: rows whose eights are swizzled, so that the registers of wgmma go
-  // to shared memory without bank conflicts.
+  // Where eight channels of a query are: rows whose eights are swizzled, so that the registers of wgmma go to shared
+  // memory without bank conflicts.
   __device__ __forceinline__ static int byte_of(int group, int row, int eight) {
     return (group * kQueries + row) * (kChannels * 4) + (eight ^ row % 4) * 32;
   }
@@ -54,7 +53,7 @@ struct DqTile {
 // How many blocks of keys add to a tile before that of key `key`. Every block adds from the first one on that the
 // tile's queries, or later ones, have in sight.
 __device__ __forceinline__ int dq_turn(const BackwardParams& p, const SequenceInfo& s, int b, int row, int key) {
-  return key / p.block_keys - first_key_from(p, s, b, row) / p.block_keys;
+  return key / kBackwardRows - first_key_from(p, s, b, row) / kBackwardRows;
 }
 
 }  // namespace attune::backward

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Adds dq of each step from shared memory to the sums in global memory, when all blocks of keys before this one have.
-// Three warps take the pieces in turn: waiting for the counter, adding and raising the counter take longer than the
+// Three warps take the tiles in turn: waiting for the counter, adding and raising the counter take longer than the
 // products of a tile. Earlier blocks took their work earlier (gradients.cu), so they run or have ended.
 // If sequences overlap, because cu_seqlens_q is wrong, both count on the same tile. A counter then only runs ahead, so
 // a wait still ends.
@@ -20,28 +20,25 @@ class DqWriter {
       : p_(p), smem_(smem), work_(work), number_(number) {}
 
   __device__ __forceinline__ void run() const {
-    const int pieces = work_.steps() * Tile::kPieces;
-    for (int n = number_; n < pieces; n += Config::kWriters) {
-      const int i = n / Tile::kPieces, buffer = n % Config::kDqBuffers;
+    for (int i = number_; i < work_.steps(); i += Config::kWriters) {
+      const int buffer = i % Config::kDqBuffers;
       const int row = work_.first + (work_.tiles - 1 - i / work_.heads) * Config::kTile;
-      const long long piece =
-          Tile::at(p_, work_.s, work_.batch, work_.head * p_.group + i % work_.heads, row) * Tile::kPieces +
-          n % Tile::kPieces;
+      const long long tile = Tile::at(p_, work_.s, work_.batch, work_.head * p_.group + i % work_.heads, row);
       const unsigned turn = static_cast<unsigned>(dq_turn(p_, work_.s, work_.batch, row, work_.begin));
-      if (threadIdx.x % 32 == 0) ptx::wait_for_arrivals(p_.dq_turns + piece, turn);
+      if (threadIdx.x % 32 == 0) ptx::wait_for_arrivals(p_.dq_turns + tile, turn);
       __syncwarp();
       ptx::named_barrier_sync(kDqFullBarrier + number_, kDqThreads);
       if (threadIdx.x % 32 == 0) {
         ptx::fence_async_proxy_global();
-        add(p_.dq_sums + piece * Tile::kPieceFloats, smem_.dq(buffer), turn == 0);
+        add(p_.dq_sums + tile * Tile::kFloats, smem_.dq(buffer), turn == 0);
         ptx::wait_until_read();
       }
       __syncwarp();
-      if (n + Config::kDqBuffers < pieces) ptx::named_barrier_arrive(kDqEmptyBarrier + buffer, kDqThreads);
+      if (i + Config::kDqBuffers < work_.steps()) ptx::named_barrier_arrive(kDqEmptyBarrier + buffer, kDqThreads);
       if (threadIdx.x % 32 == 0) {
         ptx::wait_until_stored();
         ptx::fence_async_proxy_global();
-        ptx::release_arrival(p_.dq_turns + piece);
+        ptx::release_arrival(p_.dq_turns + tile);
       }
       __syncwarp();
     }
@@ -52,9 +49,9 @@ class DqWriter {
 
   __device__ __forceinline__ static void add(float* to, unsigned from, bool first) {
     if (first) {
-      ptx::store_bytes(to, from, Tile::kPieceFloats * 4);
+      ptx::store_bytes(to, from, Tile::kFloats * 4);
     } else {
-      ptx::add_floats(to, from, Tile::kPieceFloats * 4);
+      ptx::add_floats(to, from, Tile::kFloats * 4);
     }
     ptx::commit_stores();
   }

@@ -11,7 +11,7 @@ namespace attune::backward {
 __device__ __forceinline__ constexpr int k_step(int i, int rows) { return i / 4 * (rows * 8) + i % 4 * ptx::kStepK; }
 constexpr int kStepOfRows = 16 * 128 >> 4;
 
-// to = own * tile^T over kSteps k-steps. own has lines of Config::kKeys rows, tile of Config::kTile.
+// to = own * tile^T over kSteps k-steps. own has lines of kBackwardRows rows, tile of Config::kTile.
 template <int kSteps, int kHalf>
 __device__ __forceinline__ void multiply(ptx::Descriptor own, unsigned tile, float (&to)[kHalf]) {
   const ptx::Descriptor other = ptx::uniform(ptx::descriptor_k_major(tile));
@@ -19,7 +19,7 @@ __device__ __forceinline__ void multiply(ptx::Descriptor own, unsigned tile, flo
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
-    ptx::Wgmma<2 * kHalf, Config::kMmaType>::shared(to, own + k_step(i, Config::kKeys),
+    ptx::Wgmma<2 * kHalf, Config::kMmaType>::shared(to, own + k_step(i, kBackwardRows),
                                                     other + k_step(i, Config::kTile), i == 0 ? 0 : 1);
   }
   ptx::wgmma_commit();
@@ -45,9 +45,9 @@ __device__ __forceinline__ float (&part(float (&x)[kAll]))[kCount] {
   return *reinterpret_cast<float(*)[kCount]>(x + kFirst);
 }
 
-// to = left * right, or += if kAdds, for a warpgroup's half of the channels of a head. left [64, kK] is K-major with
-// lines of 64 rows; right has a line of kK rows for each 64 channels.
-template <int kHeadDim, int kK, bool kAdds>
+// to = left * right for a warpgroup's half of the channels of a head. left [64, kK] is K-major with lines of 64 rows;
+// right has a line of kK rows for each 64 channels.
+template <int kHeadDim, int kK>
 __device__ __forceinline__ void multiply_half(unsigned left, unsigned right, int group,
                                               float (&to)[HalfHead<kHeadDim>::kChannels / 2]) {
   using Half = HalfHead<kHeadDim>;
@@ -62,13 +62,12 @@ __device__ __forceinline__ void multiply_half(unsigned left, unsigned right, int
 #pragma unroll
   for (int i = 0; i < kK / 16; ++i) {
     if constexpr (Half::kWhole > 0) {
-      ptx::WgmmaAlongN<Half::kWhole, Config::kMmaType>::shared(
-          part<0, Half::kWhole / 2>(to), a + k_step(i, 64), whole + i * kStepOfRows, kAdds || i > 0 ? 1 : 0);
+      ptx::WgmmaAlongN<Half::kWhole, Config::kMmaType>::shared(part<0, Half::kWhole / 2>(to), a + k_step(i, 64),
+                                                               whole + i * kStepOfRows, i > 0 ? 1 : 0);
     }
     if constexpr (Half::kRest > 0) {
       ptx::WgmmaAlongN<Half::kRest, Config::kMmaType>::shared(part<Half::kWhole / 2, Half::kRest / 2>(to),
-                                                              a + k_step(i, 64), rest + i * kStepOfRows,
-                                                              kAdds || i > 0 ? 1 : 0);
+                                                              a + k_step(i, 64), rest + i * kStepOfRows, i > 0 ? 1 : 0);
     }
   }
   ptx::wgmma_commit();
@@ -78,7 +77,7 @@ __device__ __forceinline__ void multiply_half(unsigned left, unsigned right, int
 // the queries. ds: [lines of 64 keys][queries].
 template <int kCount>
 __device__ __forceinline__ void multiply_transposed(unsigned k, unsigned ds, int group, float (&to)[kCount]) {
-  constexpr int kLines = Config::kLinesQk / 2, kLine = Config::kKeys * 128, kTile = Config::kTile;
+  constexpr int kLines = Config::kLinesQk / 2, kLine = kBackwardRows * 128, kTile = Config::kTile;
   constexpr bool kOdd = Config::kLinesQk % 2 == 1;
   const ptx::Descriptor whole = ptx::uniform(ptx::descriptor_mn_major(k + group * (kLines * kLine), kLine));
   const ptx::Descriptor rest = ptx::uniform(ptx::descriptor_mn_major(k + 2 * kLines * kLine, kLine));
@@ -87,7 +86,7 @@ __device__ __forceinline__ void multiply_transposed(unsigned k, unsigned ds, int
   ptx::pin(to);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kKeys / 16; ++i) {
+  for (int i = 0; i < kBackwardRows / 16; ++i) {
     if constexpr (kLines > 0) {
       ptx::WgmmaAlongM<kTile, Config::kMmaType>::shared(part<0, kTile / 2>(to), whole + i * kStepOfRows,
                                                         all + k_step(i, kTile), i > 0 ? 1 : 0);
@@ -106,7 +105,7 @@ __device__ __forceinline__ void multiply_dq(unsigned ds, unsigned k, int group, 
   if constexpr (Config::DqTile::kTransposed) {
     multiply_transposed(k, ds, group, to);
   } else {
-    multiply_half<Config::kHeadDimQk, Config::kKeys, false>(ds, k, group, to);
+    multiply_half<Config::kHeadDimQk, kBackwardRows>(ds, k, group, to);
   }
 }
 

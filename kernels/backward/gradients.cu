@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradients of attention over dense keys. A block has 128 keys, or 64 of wide heads, keeps their dk and dv in
-// registers, and walks over tiles of queries, each for all query heads of its KV head. It adds dq of each to sums in
-// global memory, in the order of the blocks of a sequence: the bits are the same in every run, whatever the batch is.
+// The gradients of attention over dense keys. A block has 128 keys, keeps their dk and dv in registers, and walks over
+// tiles of queries, each for all query heads of its KV head. It adds dq of each to sums in global memory, in the order
+// of the blocks of a sequence: the bits are the same in every run, whatever the batch is.
+//
+// Of heads whose dk and dv do not fit together each gradient has a pass of its own, a launch of this kernel: dk and dv
+// as above, and dq by blocks of 128 queries, which walk over tiles of keys. No sum crosses a block.
 //
 // Warpgroup 0: warp 0 is the producer (producer.cuh), the others add dq (dq_writer.cuh). Warpgroups 1 and 2 are the
-// math's (mainloop.cuh, mainloop_wide.cuh).
+// math's (mainloop.cuh).
 //
-// A block waits for those of the same sequence and head with earlier keys. It takes its work from a counter when it
-// begins, and the list has them before it: who is waited for is running.
+// Where dq is summed, a block waits for those of the same sequence and head with earlier keys. It takes its work from a
+// counter when it begins, and the list has them before it: who is waited for is running.
 //
 // Barriers: the own rows and each stage have a full barrier (one arrival and the bytes of the copies), a stage also an
 // empty one (one lane of each math warp arrives). Named ones: dS of both warpgroups is in shared memory; dq of a
@@ -15,7 +18,6 @@
 // its gradient as 0 * NaN: recompute.cu looks at the rows of blocks that have one.
 #include "backward/dq_writer.cuh"
 #include "backward/mainloop.cuh"
-#include "backward/mainloop_wide.cuh"
 #include "backward/producer.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
@@ -25,34 +27,34 @@ namespace attune::backward {
 __device__ __forceinline__ void init_barriers(const Smem& smem) {
   if (threadIdx.x == 0) {
     ptx::init_barrier(smem.own_full(), 1);
-    for (int i = 0; i < Config::kQStages; ++i) {
-      ptx::init_barrier(smem.q_full(i), 1);
-      ptx::init_barrier(smem.q_empty(i), Config::kMathWarps);
+    for (int i = 0; i < Config::kXStages; ++i) {
+      ptx::init_barrier(smem.x_full(i), 1);
+      ptx::init_barrier(smem.x_empty(i), Config::kMathWarps);
     }
-    for (int i = 0; i < Config::kDoutStages; ++i) {
-      ptx::init_barrier(smem.dout_full(i), 1);
-      ptx::init_barrier(smem.dout_empty(i), Config::kMathWarps);
+    for (int i = 0; i < Config::kYStages; ++i) {
+      ptx::init_barrier(smem.y_full(i), 1);
+      ptx::init_barrier(smem.y_empty(i), Config::kMathWarps);
     }
     ptx::publish_barriers();
   }
   __syncthreads();
 }
 
-// Stores this thread's elements of its two keys.
+// Stores this thread's elements of its two own rows.
 template <int kHeadDim, int kHalf>
 __device__ __forceinline__ void store(const BackwardParams& p, const Work& w, const GradientRows& to,
                                       const float (&x)[kHalf], float factor) {
   if (to.data == nullptr) return;
-  const int group = math_group(), row = w.begin + (Config::kWide ? 0 : 64 * group) + row_of_thread();
+  const int row = w.begin + 64 * math_group() + row_of_thread();
   const bool pairs = takes_pairs<kHeadDim>(to);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     if (row + 8 * h >= w.end) continue;
-    const long long first = key_offset(w.s, w.batch, to, row + 8 * h, w.head);
+    const long long first = Config::kOfQueries ? query_offset(p, w.s, w.batch, to, row + 8 * h, w.head)
+                                               : key_offset(w.s, w.batch, to, row + 8 * h, w.head);
 #pragma unroll
     for (int j = 2 * h; j < kHalf; j += 4) {
-      const int eight = Config::kWide ? HalfHead<kHeadDim>::channel_of(group, j / 4) : 8 * (j / 4);
-      const int channel = eight + static_cast<int>(threadIdx.x) % 4 * 2;
+      const int channel = 8 * (j / 4) + static_cast<int>(threadIdx.x) % 4 * 2;
       if (channel < kHeadDim) store_pair<kHeadDim>(to, pairs, first, channel, factor * x[j], factor * x[j + 1]);
     }
   }
@@ -67,56 +69,59 @@ __device__ __forceinline__ bool any_nonfinite(const float (&x)[kCount]) {
   return sum != 0.0f;
 }
 
-template <bool kWide>
+// Notes whether the block has a NaN or infinity. That of dv keeps what the pass of dk has noted.
+__device__ __forceinline__ void note_nonfinite(const BackwardParams& p, int item, bool any) {
+  int& note = (Config::kOfQueries ? p.q_nonfinite : p.kv_nonfinite)[item];
+  const bool before = Config::kGradients == kernels::kGradientDv && p.dk.data != nullptr && note != 0;
+  note = any || before ? 1 : 0;
+}
+
 __device__ __forceinline__ void run_math(const BackwardParams& p, const Smem& smem) {
   Accumulators a;
 #pragma unroll
-  for (float& x : a.k) x = 0;
+  for (float& x : a.x) x = 0;
 #pragma unroll
   for (float& x : a.v) x = 0;
   {
     const Work work = work_of(p, smem.item());
-    if constexpr (kWide) {
-      if (work.tiles > 0) run_mainloop_wide(p, smem, work, a);
-    } else {
-      if (work.tiles > 0) run_mainloop(p, smem, work, a);
-    }
+    if (work.tiles > 0) run_mainloop(p, smem, work, a);
   }
-  const bool nonfinite = any_nonfinite(a.k) || any_nonfinite(a.v);
+  const bool nonfinite = any_nonfinite(a.x) || any_nonfinite(a.v);
   const bool any = ptx::named_barrier_any(kMathBarrier, 32 * Config::kMathWarps, nonfinite);
-  if (threadIdx.x == 128) p.kv_nonfinite[smem.item()] = any ? 1 : 0;
+  if (threadIdx.x == 128) note_nonfinite(p, smem.item(), any);
   const Work work = work_of(p, smem.item());  // again: the loop has no registers for it
-  store<Config::kHeadDimQk>(p, work, p.dk, a.k, p.scale);
-  store<Config::kHeadDimV>(p, work, p.dv, a.v, 1.0f);
+  if constexpr (Config::kWithDx) store<Config::kHeadDimQk>(p, work, Config::kOfQueries ? p.dq : p.dk, a.x, p.scale);
+  if constexpr (Config::kWithDv) store<Config::kHeadDimV>(p, work, p.dv, a.v, 1.0f);
 }
 
 }  // namespace attune::backward
 
 extern "C" __global__ void __launch_bounds__(attune::backward::Config::kThreads, 1)
     attune_backward_gradients(const __grid_constant__ attune::kernels::BackwardParams p,
-                              const __grid_constant__ attune::ptx::TensorMap k,
-                              const __grid_constant__ attune::ptx::TensorMap v,
-                              const __grid_constant__ attune::ptx::TensorMap q,
-                              const __grid_constant__ attune::ptx::TensorMap dout) {
+                              const __grid_constant__ attune::ptx::TensorMap own_x,
+                              const __grid_constant__ attune::ptx::TensorMap own_y,
+                              const __grid_constant__ attune::ptx::TensorMap x,
+                              const __grid_constant__ attune::ptx::TensorMap y) {
   using namespace attune;
   using namespace attune::backward;
   const Smem smem(ptx::dynamic_shared());
   ptx::wait_for_previous_kernels();
-  if (threadIdx.x == 0) smem.item() = static_cast<int>(ptx::add_arrivals(&p.kv_list->next, 1));
+  if (threadIdx.x == 0)
+    smem.item() = static_cast<int>(Config::kSumsDq ? ptx::add_arrivals(&p.kv_list->next, 1) : blockIdx.x);
   init_barriers(smem);
-  if (smem.item() / p.num_heads_kv >= p.kv_list->num_tiles) return;
+  if (smem.item() / own_heads(p) >= own_list(p)->num_tiles) return;
   if (threadIdx.x < 128) {
     ptx::give_up_registers<Config::kProducerRegisters>();
     const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
     const Work work = work_of(p, smem.item());
     if (warp == 0) {
-      const Maps maps{k, v, q, dout};
+      const Maps maps{own_x, own_y, x, y};
       Producer(p, maps, smem, work).run();
-    } else if (Config::kWithDq) {
+    } else if constexpr (Config::kSumsDq) {
       DqWriter(p, smem, work, warp - 1).run();
     }
   } else {
     ptx::take_registers<Config::kMathRegisters>();
-    run_math<Config::kWide>(p, smem);
+    run_math(p, smem);
   }
 }

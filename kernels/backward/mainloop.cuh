@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The main loop of the gradient kernel for blocks of 128 keys. Each warpgroup has 64 of the block's keys, and half of
-// the channels of dq. Of step i:
+// The main loop of the gradient kernel. Each warpgroup has 64 of the block's own rows, and half of the channels of the
+// sums of dq. Of step i, where all gradients have one pass:
 //
 //   S (issued in step i - 1) | issue dP | P = 2^(S scale - lse2) | issue dv += P dO | wait for dP |
 //   dS = P (dP - delta) | wait for dv | dS to shared memory | both warpgroups have written | issue dq = dS K |
 //   issue dk += dS Q | issue S of step i + 1 | wait for dq, hand it to dq_writer.cuh | wait for all, release the stages
 //
 // P and dS are rounded to 16 bits and stay in registers as the left operands of dv and dk; dq needs dS of all keys. dq
-// comes before dk: the next block waits for its sums.
+// comes before dk: the next block waits for its sums. In a pass of one gradient the warpgroups need not meet:
+//
+//   dk, dq:  S (issued before) | issue dP | P | wait for dP, release y | dS | issue dx += dS x, S of step i + 1 | wait
+//   dv:      S (issued before) | P | issue dv += P dO, S of step i + 1 | wait
 #pragma once
 
 #include "backward/math.cuh"
@@ -18,59 +21,69 @@ template <class Sums>
 __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem& smem, const Work& work, Sums& a) {
   constexpr int kScores = Config::kTile / 2;
   using Scores = Softmax<kScores>;
-  const int group = math_group(), steps = work.steps();
-  Scores softmax(p, smem, work, work.begin + 64 * group + row_of_thread(), 0);
+  const int group = math_group(), steps = work.steps(), own = work.begin + 64 * group + row_of_thread();
+  const unsigned own_rows = group * (64 * 128);  // bytes of a line
+  Scores softmax(p, smem, work, own);
   ptx::wait_phase(smem.own_full(), 0);
-  clear_keys_behind_the_last(smem, work);
-  const ptx::Descriptor k = keys_of(smem.k() + group * (64 * 128)), v = keys_of(smem.v() + group * (64 * 128));
+  if constexpr (Config::kSumsDq) clear_keys_behind_the_last(smem, work);
+  const ptx::Descriptor own_x = descriptor_of(smem.own_x() + own_rows), own_y = descriptor_of(smem.own_y() + own_rows);
   float s[kScores], d[kScores], dq[Config::kDqRegisters];
   unsigned ds_regs[kScores / 2], p_regs[kScores / 2];
-  common::PipelineState pipe;  // of q and of dout
+  common::PipelineState pipe;  // of x, and of y if it has as many stages
   Step step(work);
-  ptx::wait_phase(smem.q_full(0), 0);
-  multiply<Config::kStepsQk>(k, smem.q(0), s);
+  ptx::wait_phase(smem.x_full(0), 0);
+  multiply<Config::kStepsQk>(own_x, smem.x(0), s);
   ptx::wgmma_wait<0>();
   ptx::pin(s);
   for (int i = 0; i < steps; ++i) {
-    ptx::wait_phase(smem.dout_full(pipe.stage), pipe.phase);
-    clear_queries_behind_the_last(smem, work, step.row, pipe.stage, pipe.stage);
-    multiply<Config::kStepsV>(kMadeAnew ? keys_of(smem.v() + group * (64 * 128)) : v, smem.dout(pipe.stage), d);
-    const Place place{p, work, work.begin + 64 * group + row_of_thread(), work.head * p.group + step.head};
+    constexpr bool kOneY = Config::kYStages == 1;
+    const int y_stage = kOneY ? 0 : pipe.stage;
+    ptx::wait_phase(smem.y_full(y_stage), kOneY ? i & 1 : pipe.phase);
+    clear_tile_behind_the_last(smem, work, step.row, pipe.stage, y_stage);
+    if constexpr (Config::kWithDx)
+      multiply<Config::kStepsV>(kMadeAnew ? descriptor_of(smem.own_y() + own_rows) : own_y, smem.y(y_stage), d);
+    const Place place{p, work, work.begin + 64 * group + row_of_thread(), work.q_head(p, step.head)};
     const bool all_seen = softmax.all_seen(place, step.row);
-    const float slope = slope_of(p, work.batch, work.head * p.group + step.head);
+    const float slope = slope_of(p, work.batch, place.head);
     softmax.forward(place, all_seen, step.row, pipe.stage, slope, s, p_regs);
-    accumulate(smem.dout(pipe.stage), p_regs, a.v);
-    ptx::wgmma_wait<1>();
-    ptx::pin(d);
-    softmax.backward(all_seen, step.row, pipe.stage, s, d);
-    ptx::wgmma_wait<0>();  // dS takes the registers of P
-    ptx::pin(a.v);
-    Scores::pack(d, ds_regs);
-    if constexpr (Config::kWithDq) {
-      const unsigned ds = smem.ds(i % Config::kDsBuffers);
-      store_scores_transposed(ds + group * (Config::kTile * 128), 0, ds_regs);
-      ptx::fence_async_proxy();
-      sync_math();
-      multiply_dq(ds, smem.k(), group, dq);
+    if constexpr (Config::kWithDv) accumulate(smem.y(y_stage), p_regs, a.v);
+    if constexpr (Config::kWithDx) {
+      ptx::wgmma_wait<Config::kWithDv ? 1 : 0>();
+      ptx::pin(d);
+      if constexpr (!Config::kWithDv) release(smem.y_empty(y_stage));
+      softmax.backward(all_seen, step.row, pipe.stage, s, d);
+      if constexpr (Config::kWithDv) {
+        ptx::wgmma_wait<0>();  // dS takes the registers of P
+        ptx::pin(a.v);
+      }
+      Scores::pack(d, ds_regs);
+      if constexpr (Config::kSumsDq) {
+        const unsigned ds = smem.ds(i % Config::kDsBuffers);
+        store_scores_transposed(ds + group * (Config::kTile * 128), ds_regs);
+        ptx::fence_async_proxy();
+        sync_math();
+        multiply_dq(ds, smem.own_x(), group, dq);
+      }
+      accumulate(smem.x(pipe.stage), ds_regs, a.x);
     }
-    accumulate(smem.q(pipe.stage), ds_regs, a.k);
     common::PipelineState next = pipe;
-    next.template next<Config::kQStages>();
+    next.template next<Config::kXStages>();
     // S of the last step once more where there is no next one: ptxas serializes products that are under a condition.
     const bool is_last = i + 1 == steps;
-    if (!is_last) ptx::wait_phase(smem.q_full(next.stage), next.phase);
-    multiply<Config::kStepsQk>(kMadeAnew ? keys_of(smem.k() + group * (64 * 128)) : k,
-                               smem.q(is_last ? pipe.stage : next.stage), s);
-    if constexpr (Config::kWithDq) {
+    if (!is_last) ptx::wait_phase(smem.x_full(next.stage), next.phase);
+    multiply<Config::kStepsQk>(kMadeAnew ? descriptor_of(smem.own_x() + own_rows) : own_x,
+                               smem.x(is_last ? pipe.stage : next.stage), s);
+    if constexpr (Config::kSumsDq) {
       ptx::wgmma_wait<2>();
       ptx::pin(dq);
       hand_over_dq(smem, group, i, dq);
     }
     ptx::wgmma_wait<0>();
     ptx::pin(s);
-    ptx::pin(a.k);
-    release(smem.q_empty(pipe.stage));
-    release(smem.dout_empty(pipe.stage));
+    if constexpr (Config::kWithDx) ptx::pin(a.x);
+    if constexpr (Config::kWithDv) ptx::pin(a.v);
+    release(smem.x_empty(pipe.stage));
+    if constexpr (Config::kWithDv) release(smem.y_empty(y_stage));
     pipe = next;
     step.next(work);
   }

@@ -27,6 +27,11 @@ __device__ __forceinline__ Span queries_in(const common::Range& range, const Seq
   return {clamp_int(range.first - first_position, 0, s.num_q), clamp_int(range.last + 1 - first_position, 0, s.num_q)};
 }
 
+// The keys of a range.
+__device__ __forceinline__ Span keys_in(const common::Range& range, const SequenceInfo& s) {
+  return {clamp_int(range.first, 0, s.num_keys), clamp_int(range.last + 1ll, 0, s.num_keys)};
+}
+
 // Widens queries that have one of keys first .. last in sight by causality and windows to all from the first to the
 // last that has. As before, neither end is before that of earlier keys.
 __device__ __forceinline__ void widen_by_ranges(const BackwardParams& p, const SequenceInfo& s, int b, int first,
@@ -36,6 +41,17 @@ __device__ __forceinline__ void widen_by_ranges(const BackwardParams& p, const S
     const Span more = queries_in(range, s);
     if (!meets(range, first, last) || more.begin >= more.end) return;
     queries = {min(queries.begin, more.begin), max(queries.end, more.end)};
+  });
+}
+// Widens the keys that queries first .. last have in sight by causality and windows to all from the first to the last
+// that they have.
+__device__ __forceinline__ void widen_keys_by_ranges(const BackwardParams& p, const SequenceInfo& s, int b, int first,
+                                                     int last, Span& keys) {
+  if constexpr (!kRanges) return;
+  for_each_range(p, b, [&](const common::Range& range) {
+    const Span queries = queries_in(range, s), more = keys_in(range, s);
+    if (queries.begin > last || queries.end <= first || more.begin >= more.end) return;
+    keys = keys.begin < keys.end ? Span{min(keys.begin, more.begin), max(keys.end, more.end)} : more;
   });
 }
 // The first key that query `row` or a later one has in sight.

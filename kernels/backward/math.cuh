@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What both main loops of the gradient kernel share: who a thread is, how stages are released, and how dq leaves.
+// What the main loop of the gradient kernel is made of: who a thread is, how stages are released, and how the sums of
+// dq leave.
 #pragma once
 
 #include "backward/gemms.cuh"
@@ -9,8 +10,9 @@
 
 namespace attune::backward {
 
+// What a block does not compute has no registers.
 struct Accumulators {
-  float k[Config::kChannelsQk / 2];  // dk, without the scale
+  float x[Config::kChannelsQk / 2];  // dk or dq, without the scale
   float v[Config::kChannelsV / 2];   // dv
 };
 
@@ -24,32 +26,21 @@ __device__ __forceinline__ int row_of_thread() {
 }
 
 // Operands are made anew in each step where there are no registers for what derives from them.
-constexpr bool kMadeAnew =
-    kAlibi || kTables || kKeyMasks || (!Config::kWide && (kSoftcap || (kSinkShares && Config::kTile == 32)));
-// The descriptor of a warpgroup's keys in K or V.
-__device__ __forceinline__ ptx::Descriptor keys_of(unsigned rows) {
+constexpr bool kMadeAnew = kAlibi || kTables || kKeyMasks || kSoftcap || (kSinkShares && Config::kTile == 32) ||
+                           Config::kGradients == kernels::kGradientDk;
+// The descriptor of a warpgroup's own rows.
+__device__ __forceinline__ ptx::Descriptor descriptor_of(unsigned rows) {
   unsigned at[1] = {rows};
   if constexpr (kMadeAnew) ptx::pin(at);
   return ptx::uniform(ptx::descriptor_k_major(at[0]));
 }
 
-// Stores packed scores, [64 keys of four warps][4 kCount queries], to rows of 128 bytes: of keys, from query `first`
-// on; or transposed, of queries.
+// Stores packed scores, [64 keys of four warps][4 kCount queries], transposed: to rows of 128 bytes, of queries.
 template <int kCount>
-__device__ __forceinline__ void store_scores(unsigned to, int first, const unsigned (&x)[kCount]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
-  const int row = 16 * warp + lane / 8 % 2 * 8 + lane % 8;
-#pragma unroll
-  for (int m = 0; m < kCount / 4; ++m) {
-    const unsigned r[4] = {x[4 * m], x[4 * m + 1], x[4 * m + 2], x[4 * m + 3]};
-    ptx::store_matrix_x4(to + row * 128 + ((first / 8 + 2 * m + lane / 16) ^ lane % 8) * 16, r);
-  }
-}
-template <int kCount>
-__device__ __forceinline__ void store_scores_transposed(unsigned to, int first, const unsigned (&x)[kCount]) {
+__device__ __forceinline__ void store_scores_transposed(unsigned to, const unsigned (&x)[kCount]) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
   const int chunk = (2 * warp + lane / 8 % 2) ^ lane % 8;  // of eight keys
-  const unsigned at = to + (first + lane / 16 * 8 + lane % 8) * 128 + chunk * 16;
+  const unsigned at = to + (lane / 16 * 8 + lane % 8) * 128 + chunk * 16;
 #pragma unroll
   for (int m = 0; m < kCount / 4; ++m) {
     const unsigned r[4] = {x[4 * m], x[4 * m + 1], x[4 * m + 2], x[4 * m + 3]};
@@ -57,21 +48,20 @@ __device__ __forceinline__ void store_scores_transposed(unsigned to, int first, 
   }
 }
 
-// Stores a piece of dq to shared memory.
-__device__ __forceinline__ void store_dq_piece(unsigned to, int group, int piece,
-                                               const float (&x)[Config::kDqRegisters]) {
+// Stores dq of a tile to shared memory.
+__device__ __forceinline__ void store_dq_tile(unsigned to, int group, const float (&x)[Config::kDqRegisters]) {
   using Tile = Config::DqTile;
   // All addresses are an XOR of one that has byte_of()'s swizzle by the row: fewer registers than an address each, but
   // with a softcap alone it is the other way round.
-  constexpr bool kByXor = Config::kWide || !kSoftcap || kSinkShares || kAlibi;
+  constexpr bool kByXor = !kSoftcap || kSinkShares || kAlibi;
   const int row = row_of_thread();
   to += (kByXor ? Tile::byte_of(group, row, 0) : 0) + static_cast<int>(threadIdx.x) % 4 * 8;
 #pragma unroll
-  for (int j = 0; j < Tile::kChannels / 2; j += 2) {
-    const int from = piece * (Tile::kChannels / 2) + j, eight = j / 4, next_row = j / 2 % 2 * 8;
+  for (int j = 0; j < Config::kDqRegisters; j += 2) {
+    const int eight = j / 4, next_row = j / 2 % 2 * 8;
     const unsigned at = kByXor ? (to ^ eight % 4 * 32) + eight / 4 * 128 + next_row * (Tile::kChannels * 4)
                                : to + Tile::byte_of(group, row + next_row, eight);
-    ptx::store_shared_two(at, __float_as_uint(x[from]), __float_as_uint(x[from + 1]));
+    ptx::store_shared_two(at, __float_as_uint(x[j]), __float_as_uint(x[j + 1]));
   }
 }
 
@@ -90,22 +80,18 @@ __device__ __forceinline__ void store_transposed_dq(unsigned to, int group, cons
   }
 }
 
-// Gives dq of step i to the warps that add it, piece after piece.
+// Gives dq of step i to the warps that add it.
 __device__ __forceinline__ void hand_over_dq(const Smem& smem, int group, int i,
                                              const float (&x)[Config::kDqRegisters]) {
-  constexpr int kPieces = Config::DqTile::kPieces;
-#pragma unroll
-  for (int piece = 0; piece < kPieces; ++piece) {
-    const int n = i * kPieces + piece, buffer = n % Config::kDqBuffers;
-    if (n >= Config::kDqBuffers) ptx::named_barrier_sync(kDqEmptyBarrier + buffer, kDqThreads);
-    if constexpr (Config::DqTile::kTransposed) {
-      store_transposed_dq(smem.dq(buffer), group, x);
-    } else {
-      store_dq_piece(smem.dq(buffer), group, piece, x);
-    }
-    ptx::fence_async_proxy();
-    ptx::named_barrier_arrive(kDqFullBarrier + n % Config::kWriters, kDqThreads);
+  const int buffer = i % Config::kDqBuffers;
+  if (i >= Config::kDqBuffers) ptx::named_barrier_sync(kDqEmptyBarrier + buffer, kDqThreads);
+  if constexpr (Config::DqTile::kTransposed) {
+    store_transposed_dq(smem.dq(buffer), group, x);
+  } else {
+    store_dq_tile(smem.dq(buffer), group, x);
   }
+  ptx::fence_async_proxy();
+  ptx::named_barrier_arrive(kDqFullBarrier + i % Config::kWriters, kDqThreads);
 }
 
 __device__ __forceinline__ void sync_math() { ptx::named_barrier_sync(kMathBarrier, 32 * Config::kMathWarps); }
@@ -118,22 +104,22 @@ __device__ __forceinline__ void clear_rows(unsigned tile, int first) {
   for (int i = static_cast<int>(threadIdx.x) - 128; i < kLines * pieces; i += 32 * Config::kMathWarps)
     ptx::store_shared_zero(tile + (i / pieces * kRows + first) * 128 + i % pieces * 16);
 }
-// Of the block's keys; called when they have come.
+// Of the block's keys, of which dq takes all; called when they have come.
 __device__ __forceinline__ void clear_keys_behind_the_last(const Smem& smem, const Work& work) {
   const int count = work.s.num_keys - work.begin;
-  if (count >= Config::kKeys) return;
-  clear_rows<Config::kLinesQk, Config::kKeys>(smem.k(), count);
+  if (count >= kBackwardRows) return;
+  clear_rows<Config::kLinesQk, kBackwardRows>(smem.own_x(), count);
   ptx::fence_async_proxy();
   sync_math();
 }
-// Of a step's tile; called when it has come.
-__device__ __forceinline__ void clear_queries_behind_the_last(const Smem& smem, const Work& work, int row, int q_stage,
-                                                              int dout_stage) {
-  const int count = work.s.num_q - row;
+// Of a step's tile, what a gradient takes of it; called when it has come.
+__device__ __forceinline__ void clear_tile_behind_the_last(const Smem& smem, const Work& work, int row, int x_stage,
+                                                           int y_stage) {
+  const int count = (Config::kOfQueries ? work.s.num_keys : work.s.num_q) - row;
   if (count >= Config::kTile) return;
   sync_math();  // both have its S
-  clear_rows<Config::kLinesQk, Config::kTile>(smem.q(q_stage), count);
-  clear_rows<Config::kLinesV, Config::kTile>(smem.dout(dout_stage), count);
+  if constexpr (Config::kWithDx) clear_rows<Config::kLinesQk, Config::kTile>(smem.x(x_stage), count);
+  if constexpr (Config::kWithDv) clear_rows<Config::kLinesV, Config::kTile>(smem.y(y_stage), count);
   ptx::fence_async_proxy();
   sync_math();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The TMA producer of the gradient kernel: one warp copies the block's keys, then tile after tile of queries, as far
-// ahead as the stages allow. Rows behind a sequence's end belong to others, or are zeros; they are masked.
+// The TMA producer of the gradient kernel: one warp copies the block's own rows, then tile after tile of the other
+// side, as far ahead as the stages allow. Rows behind a sequence's end belong to others, or are zeros; they are masked.
 #pragma once
 
 #include "backward/config.cuh"
@@ -9,9 +9,9 @@
 
 namespace attune::backward {
 
-// [batch or 1, rows, heads, channels]: boxes of one line of channels of a block's keys, or of a tile's queries.
+// [batch or 1, rows, heads, channels]: boxes of one line of channels of the own rows, or of a tile's.
 struct Maps {
-  const ptx::TensorMap &k, &v, &q, &dout;
+  const ptx::TensorMap &own_x, &own_y, &x, &y;
 };
 
 class Producer {
@@ -22,50 +22,51 @@ class Producer {
   __device__ __forceinline__ void run() const {
     if (!ptx::elect()) return;
     if (work_.tiles == 0) return;
-    ptx::arrive_expecting(smem_.own_full(), (Config::kLinesQk + Config::kLinesV) * Config::kKeys * 128);
-    copy_keys<Config::kLinesQk>(smem_.k(), maps_.k);
-    copy_keys<Config::kLinesV>(smem_.v(), maps_.v);
-    common::PipelineState q, dout;
+    const unsigned full = smem_.own_full();
+    ptx::arrive_expecting(full, Config::kLinesOwn * kBackwardRows * 128);
+    copy<Config::kLinesQk, kBackwardRows>(smem_.own_x(), maps_.own_x, full, Config::kOfQueries, work_.head,
+                                          work_.begin);
+    if constexpr (Config::kWithDx)
+      copy<Config::kLinesV, kBackwardRows>(smem_.own_y(), maps_.own_y, full, Config::kOfQueries, work_.head,
+                                           work_.begin);
+    common::PipelineState x, y;
     Step step(work_);
     for (int i = 0; i < work_.steps(); ++i, step.next(work_)) {
-      const int head = work_.head * p_.group + step.head;
-      load_q(q, head, step.row);
-      load_dout(dout, head, step.row);
-      q.next<Config::kQStages>();
-      dout.next<Config::kDoutStages>();
+      const int head = Config::kOfQueries ? work_.head / p_.group : work_.q_head(p_, step.head);
+      load_x(x, head, step.row);
+      load_y(y, head, step.row);
+      x.next<Config::kXStages>();
+      y.next<Config::kYStages>();
     }
   }
 
  private:
-  template <int kLines>
-  __device__ __forceinline__ void copy_keys(unsigned to, const ptx::TensorMap& map) const {
-    copy<kLines, Config::kKeys>(to, map, smem_.own_full(), work_.head,
-                                static_cast<int>(work_.s.kv_row) + work_.begin, p_.kv_flat);
+  // Of queries with the stats of its rows.
+  __device__ __forceinline__ void load_x(const common::PipelineState& pipe, int head, int row) const {
+    constexpr int kStatsBytes = Config::kOfQueries ? 0 : Config::kTile * sizeof(RowStats);
+    const unsigned full = smem_.x_full(pipe.stage);
+    ptx::wait_phase(smem_.x_empty(pipe.stage), pipe.phase ^ 1);
+    ptx::arrive_expecting(full, Config::kXBytes + kStatsBytes);
+    copy<Config::kLinesQk, Config::kTile>(smem_.x(pipe.stage), maps_.x, full, !Config::kOfQueries, head, row);
+    if constexpr (!Config::kOfQueries)
+      ptx::copy_bytes(smem_.stats(pipe.stage), stats_of(p_, work_.s, work_.batch, head) + row, kStatsBytes, full);
+  }
+  __device__ __forceinline__ void load_y(const common::PipelineState& pipe, int head, int row) const {
+    const unsigned full = smem_.y_full(pipe.stage);
+    ptx::wait_phase(smem_.y_empty(pipe.stage), pipe.phase ^ 1);
+    ptx::arrive_expecting(full, Config::kYBytes);
+    copy<Config::kLinesV, Config::kTile>(smem_.y(pipe.stage), maps_.y, full, !Config::kOfQueries, head, row);
   }
 
-  // With the stats of its rows.
-  __device__ __forceinline__ void load_q(const common::PipelineState& pipe, int head, int row) const {
-    const unsigned full = smem_.q_full(pipe.stage);
-    ptx::wait_phase(smem_.q_empty(pipe.stage), pipe.phase ^ 1);
-    ptx::arrive_expecting(full, Config::kQBytes + Config::kTile * sizeof(RowStats));
-    copy<Config::kLinesQk, Config::kTile>(smem_.q(pipe.stage), maps_.q, full, head, q_row(row), p_.q_flat);
-    ptx::copy_bytes(smem_.stats(pipe.stage), stats_of(p_, work_.s, work_.batch, head) + row,
-                    Config::kTile * sizeof(RowStats), full);
-  }
-  __device__ __forceinline__ void load_dout(const common::PipelineState& pipe, int head, int row) const {
-    const unsigned full = smem_.dout_full(pipe.stage);
-    ptx::wait_phase(smem_.dout_empty(pipe.stage), pipe.phase ^ 1);
-    ptx::arrive_expecting(full, Config::kDoutBytes);
-    copy<Config::kLinesV, Config::kTile>(smem_.dout(pipe.stage), maps_.dout, full, head, q_row(row), p_.q_flat);
-  }
-  __device__ __forceinline__ int q_row(int row) const { return static_cast<int>(work_.s.q_row) + row; }
-
+  // of_q: rows as of q, else as of k.
   template <int kLines, int kCount>
-  __device__ __forceinline__ void copy(unsigned to, const ptx::TensorMap& map, unsigned full, int head, int row,
-                                       bool flat) const {
+  __device__ __forceinline__ void copy(unsigned to, const ptx::TensorMap& map, unsigned full, bool of_q, int head,
+                                       int row) const {
+    const int first = static_cast<int>(of_q ? work_.s.q_row : work_.s.kv_row) + row;
+    const int batch = (of_q ? p_.q_flat : p_.kv_flat) ? 0 : work_.batch;
 #pragma unroll
     for (int line = 0; line < kLines; ++line)
-      ptx::tma_load(to + line * kCount * 128, map, full, 64 * line, head, row, flat ? 0 : work_.batch);
+      ptx::tma_load(to + line * kCount * 128, map, full, 64 * line, head, first, batch);
   }
 
   const BackwardParams& p_;

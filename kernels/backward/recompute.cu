@@ -173,8 +173,7 @@ extern "C" __global__ void __launch_bounds__(attune::backward::kThreads, 2)
   const BackwardTile tile = tiles_of(list)[block.index];
   const SequenceInfo s = read_sequence(p, tile.batch);
   const Rows rows{p, s, tile.batch};
-  const int end =
-      kOfKeys ? min(tile.begin + p.block_keys, key_extent(p, tile.batch)) : min(tile.begin + kBackwardRows, s.num_q);
+  const int end = min(tile.begin + kBackwardRows, kOfKeys ? key_extent(p, tile.batch) : s.num_q);
   for (int row = tile.begin + static_cast<int>(threadIdx.x) / 32; row < end; row += kThreads / 32) {
     if constexpr (kOfKeys) {
       recompute_key(rows, row, block.head);

@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(attune::backward::kThreads)
   using namespace attune;
   using namespace attune::backward;
   ptx::wait_for_previous_kernels();
-  const long long turns = static_cast<long long>(p.num_heads_q) * p.dq_tiles * ATTUNE_DQ_PIECES;
+  const long long turns = static_cast<long long>(p.num_heads_q) * p.dq_tiles;
   for (long long i = blockIdx.x * static_cast<long long>(kThreads) + threadIdx.x; i < turns;
        i += static_cast<long long>(gridDim.x) * kThreads)
     p.dq_turns[i] = 0;

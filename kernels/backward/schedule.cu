@@ -22,7 +22,7 @@ __device__ __forceinline__ int rows_seen(const BackwardParams& p, const Sequence
     const int below = s.num_q - queries_of_key(p, s, begin).begin;
     const int right = p.causal ? 0 : static_cast<int>(p.window_right);
     if (p.window_left < 0 || right < 0) return below;
-    return static_cast<int>(min(static_cast<long long>(below), p.window_left + right + p.block_keys));
+    return static_cast<int>(min(static_cast<long long>(below), p.window_left + right + kBackwardRows));
   }
   return max(keys_of_query(p, s, end - 1).end - keys_of_query(p, s, begin).begin, 0);
 }
@@ -34,14 +34,13 @@ __device__ __forceinline__ bool has_warps(const BackwardParams& p) { return p.ba
 // that has no block: -1.
 template <class Body>
 __device__ __forceinline__ void for_each_block(const BackwardParams& p, bool of_keys, const Body& body) {
-  const int block = of_keys ? p.block_keys : kBackwardRows;
   const int lanes = has_warps(p) ? 32 : 1, lane = static_cast<int>(threadIdx.x) % lanes;
   for (int b = threadIdx.x / lanes; b < p.batch; b += kThreads / lanes) {
     const SequenceInfo s = read_sequence(p, b);
     const int rows = of_keys ? key_extent(p, b) : s.num_q;
-    for (int first = 0; first < rows; first += lanes * block) {
-      const int begin = first + lane * block, run = begin / (kRun * block) * (kRun * block);
-      body(b, begin, begin < rows ? rows_seen(p, s, of_keys, run, min(run + block, rows)) : -1);
+    for (int first = 0; first < rows; first += lanes * kBackwardRows) {
+      const int begin = first + lane * kBackwardRows, run = begin / (kRun * kBackwardRows) * (kRun * kBackwardRows);
+      body(b, begin, begin < rows ? rows_seen(p, s, of_keys, run, min(run + kBackwardRows, rows)) : -1);
     }
   }
 }

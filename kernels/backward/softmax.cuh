@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// P and dS of the scores that a thread has: of two keys, eight apart, and of the queries of a tile from `column` on. 0
-// where query and key do not see each other, by selection: what is masked may be NaN.
+// P and dS of the scores that a thread has: of two own rows, eight apart, and of rows of a tile, the columns. 0 where
+// query and key do not see each other, by selection: what is masked may be NaN.
 #pragma once
 
 #include "backward/config.cuh"
@@ -15,22 +15,26 @@ namespace attune::backward {
 struct Place {
   const BackwardParams& p;
   const Work& work;
-  int key;   // of registers 0 and 1
+  int own;   // the row of registers 0 and 1
   int head;  // of q
 };
 
 template <int kScores>
 class Softmax {
  public:
-  // key: of registers 0 and 1.
-  __device__ __forceinline__ Softmax(const BackwardParams& p, const Smem& smem, const Work& work, int key, int column)
-      : smem_(smem), scores_(p), column_(column + static_cast<int>(threadIdx.x) % 4 * 2) {
+  // own: the row of registers 0 and 1.
+  __device__ __forceinline__ Softmax(const BackwardParams& p, const Smem& smem, const Work& work, int own)
+      : smem_(smem), scores_(p), column_(static_cast<int>(threadIdx.x) % 4 * 2) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) seen_[h] = work.seen_by(p, key + 8 * h);
-    if constexpr (kAlibi) ahead_ = work.s.num_keys - work.s.num_q + column_ - key;
+    for (int h = 0; h < 2; ++h) {
+      seen_[h] = work.seen_by(p, own + 8 * h);
+      if (Config::kOfQueries && own + 8 * h < work.end)
+        own_stats_[h] = stats_of(p, work.s, work.batch, work.head)[own + 8 * h];
+    }
+    if constexpr (kAlibi) ahead_ = work.s.num_keys - work.s.num_q + kToQuery * (column_ - own);
   }
 
-  // Looks at the tile that begins at query `row`. Returns whether no score of the warp is masked.
+  // Looks at the tile that begins at `row`. Returns whether no score of the warp is masked.
   __device__ __forceinline__ bool all_seen(const Place& place, int row) {
     if constexpr (kKeyMasks) {
       pairs_ = pairs_seen(place, row);
@@ -51,7 +55,7 @@ class Softmax {
     } else {
       map(all_seen, row, stage, s,
           [&](int i, const RowStats& stats) { return ptx::exp2_approx(fmaf(s[i], scores_.unit, -stats.lse2)); });
-      pack(s, packed);
+      if constexpr (Config::kWithDv) pack(s, packed);
     }
   }
   // Turns d from dP into dS. s: the factor of dS.
@@ -62,14 +66,17 @@ class Softmax {
     });
   }
 
-  // Pairs of 16 bits: matrices of 8 keys and 8 queries, one after the other for both keys of a thread.
+  // Pairs of 16 bits: matrices of 8 own rows and 8 columns, one after the other for both rows of a thread.
   __device__ __forceinline__ static void pack(const float (&x)[kScores], unsigned (&to)[kScores / 2]) {
 #pragma unroll
     for (int j = 0; j < kScores; j += 2) to[j / 2] = pack(x[j], x[j + 1]);
   }
 
  private:
-  // The query of register j in the tile, and whether its key sees it.
+  // From a key to a query columns go on, or back.
+  static constexpr int kToQuery = Config::kOfQueries ? -1 : 1;
+
+  // The column of register j in the tile, and whether its pair counts.
   __device__ __forceinline__ int column_of(int j) const { return column_ + j / 4 * 8 + j % 2; }
   __device__ __forceinline__ bool sees(int j, int row) const {
     if constexpr (kKeyMasks) return (pairs_ >> j & 1) != 0;
@@ -80,7 +87,6 @@ class Softmax {
   __device__ __forceinline__ unsigned pairs_seen(const Place& place, int row) const {
     const BackwardParams& p = place.p;
     const Work& work = place.work;
-    const int key = place.key;
     const auto is_in = [&](const Span& span, int j) {
       return row + column_of(j) >= span.begin && row + column_of(j) < span.end;
     };
@@ -89,20 +95,23 @@ class Softmax {
     for (int j = 0; j < kScores; ++j) pairs |= is_in(seen_[j / 2 % 2], j) ? 1u << j : 0;
     if constexpr (kRanges) {
       for_each_range(p, work.batch, [&](const common::Range& range) {
-        const Span queries = queries_in(range, work.s);
+        const Span queries = queries_in(range, work.s), keys = keys_in(range, work.s);
+        const Span own = Config::kOfQueries ? queries : keys, others = Config::kOfQueries ? keys : queries;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          if (!common::holds(range, key + 8 * h) || key + 8 * h >= min(work.end, work.s.num_keys)) continue;
+          const int at = place.own + 8 * h;
+          if (at < own.begin || at >= min(own.end, work.end)) continue;
 #pragma unroll
-          for (int j = 0; j < kScores; ++j) pairs |= j / 2 % 2 == h && is_in(queries, j) ? 1u << j : 0;
+          for (int j = 0; j < kScores; ++j) pairs |= j / 2 % 2 == h && is_in(others, j) ? 1u << j : 0;
         }
       });
     }
     if constexpr (kBits) {
 #pragma unroll
       for (int j = 0; j < kScores; ++j) {
+        const int own = place.own + j / 2 % 2 * 8, other = row + column_of(j);
         if ((pairs >> j & 1) != 0 &&
-            !bit_of(p, work.s, work.batch, row + column_of(j), place.head, key + j / 2 % 2 * 8))
+            !bit_of(p, work.s, work.batch, Work::query(own, other), place.head, Work::key(own, other)))
           pairs &= ~(1u << j);
       }
     }
@@ -115,11 +124,16 @@ class Softmax {
   // racecheck reports these loads with the copy of a later tile: it does not follow one lane's arrival for its warp at
   // the stage's empty barrier.
   __device__ __forceinline__ RowStats column_stats(int j, int stage) const {
+    if constexpr (Config::kOfQueries) return {};  // stats are of the own rows
     const unsigned at = smem_.stats(stage) + column_of(j) * static_cast<int>(sizeof(RowStats));
     const float2 x = ptx::load_shared_pair(at);
     RowStats stats = {x.x, x.y};
     load_share(at, stats);
     return stats;
+  }
+  __device__ __forceinline__ const RowStats& stats_at(int j, const RowStats& of_column) const {
+    if constexpr (Config::kOfQueries) return own_stats_[j / 2 % 2];
+    return of_column;
   }
 
   // x[i] = value(i, stats of its query), or 0.
@@ -132,7 +146,7 @@ class Softmax {
       for (int e = 0; e < 2; ++e) {
         const RowStats of_column = column_stats(j + e, stage);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) x[j + 2 * h + e] = value(j + 2 * h + e, of_column);
+        for (int i = j + e; i < j + 4; i += 2) x[i] = value(i, stats_at(i, of_column));
       }
     }
     if (all_seen) return;
@@ -147,30 +161,32 @@ class Softmax {
   // Computes P where it differs from the factor of dS, pair by pair: the registers have no room for both.
   __device__ __forceinline__ void make_factors_and_p(const Place& place, bool all_seen, int row, int stage, float slope,
                                                      float (&s)[kScores], unsigned (&packed)[kScores / 2]) const {
-    const float ahead = kAlibi ? static_cast<float>(row + ahead_) : 0.0f;
+    const float ahead = kAlibi ? static_cast<float>(kToQuery * row + ahead_) : 0.0f;
 #pragma unroll
     for (int j = 0; j < kScores; j += 4) {
-      const RowStats stats[2] = {column_stats(j, stage), column_stats(j + 1, stage)};
+      const RowStats of_columns[2] = {column_stats(j, stage), column_stats(j + 1, stage)};
 #pragma unroll
       for (int i = j; i < j + 4; i += 2) {
         float p[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
+          const RowStats& stats = stats_at(i, of_columns[e]);
+          const int own = place.own + i / 2 % 2 * 8, other = row + column_of(i + e);
           Score score = scores_.of(s[i + e]);
-          add_alibi(score, slope, ahead + static_cast<float>(i / 4 * 8 + e - i / 2 % 2 * 8));
-          add_tables(score, place.p, place.work.s, place.head, row + column_of(i + e), place.key + i / 2 % 2 * 8);
-          const float a = ptx::exp2_approx(score.value - stats[e].lse2);
-          p[e] = a * share_of(stats[e]);
+          add_alibi(score, slope, ahead + static_cast<float>(kToQuery * (i / 4 * 8 + e - i / 2 % 2 * 8)));
+          add_tables(score, place.p, place.work.s, place.head, Work::query(own, other), Work::key(own, other));
+          const float a = ptx::exp2_approx(score.value - stats.lse2);
+          p[e] = a * share_of(stats);
           s[i + e] = a * score.slope;
         }
-        packed[i / 2] = pack(p[0], p[1]);
+        if constexpr (Config::kWithDv) packed[i / 2] = pack(p[0], p[1]);
       }
     }
     if (all_seen) return;
 #pragma unroll
     for (int j = 0; j < kScores; j += 2) {
       const bool sees_it = sees(j, row), sees_next = sees(j + 1, row);
-      packed[j / 2] &= (sees_it ? 0xffffu : 0u) | (sees_next ? 0xffff0000u : 0u);
+      if constexpr (Config::kWithDv) packed[j / 2] &= (sees_it ? 0xffffu : 0u) | (sees_next ? 0xffff0000u : 0u);
       s[j] = sees_it ? s[j] : 0.0f;
       s[j + 1] = sees_next ? s[j + 1] : 0.0f;
     }
@@ -179,9 +195,10 @@ class Softmax {
   const Smem& smem_;
   const Scores scores_;
   const int column_;
-  int ahead_ = 0;       // with ALiBi: from register 0's key to the query of a tile's row 0 and that register
-  Span seen_[2];        // by causality and windows
-  unsigned pairs_ = 0;  // with masks, what pairs_seen() has said
+  int ahead_ = 0;               // with ALiBi: from register 0's key to its query, in a tile that begins at row 0
+  Span seen_[2];                // by causality and windows
+  unsigned pairs_ = 0;          // with masks, what pairs_seen() has said
+  RowStats own_stats_[2] = {};  // where these are queries
 };
 
 }  // namespace attune::backward

@@ -76,8 +76,7 @@ __device__ __forceinline__ bool store_rows(const TileOfDq& t) {
     const int row = i / kEights, group = i % kEights / (kEights / 2), eight = i % (kEights / 2);
     const int channel = Tile::Half::channel_of(group, eight);
     if (!t.has(row) || channel >= kHeadDimQk) continue;
-    const char* const from =
-        t.sums + eight / Tile::kEights * Tile::kPieceFloats * 4 + Tile::byte_of(group, row, eight % Tile::kEights);
+    const char* const from = t.sums + Tile::byte_of(group, row, eight);
     const bool any = t.sees(row);
     const float4 y = any ? *reinterpret_cast<const float4*>(from) : float4{};
     const float4 z = any ? *reinterpret_cast<const float4*>(from + 16) : float4{};

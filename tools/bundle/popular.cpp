@@ -400,7 +400,7 @@ void add_indexers(const Gpu& gpu, Kernels& kernels) {
 // Fine-tuning in bf16: plain scores, sinks, ALiBi, the softcap of Gemma 2.
 void add_backward(const PopularModel& m, Kernels& kernels) {
   cuda::backward::Config c{static_cast<int>(m.head_dim_qk), static_cast<int>(m.head_dim_v), ATTUNE_BFLOAT16};
-  c.dq_tiles = 1, c.with_dkv = true;
+  c.dq_tiles = 1, c.gradients = kernels::kGradients;
   for (const bool more : {false, true}) {
     c.with_sinks = c.with_dsinks = more && m.sinks;
     c.score = m.alibi ? use::kAlibi : more && m.head_dim_qk == 128 ? use::kSoftcap : 0u;

@@ -32,8 +32,10 @@ class CudaBackwardPlan final : public BackwardPlan {
 
   size_t workspace_size() const override { return c_.workspace_bytes(); }
   std::string describe() const override {
-    return cat("cuda_backward: blocks of ", c_.block_keys(), " keys, tiles of ", c_.tile(),
-               " queries; dq is added in the order of the keys");
+    const char* const one_pass = " queries; dq is added in the order of the keys";
+    const char* const passes = " rows; a pass for each gradient";
+    return cat("cuda_backward: blocks of ", kernels::kBackwardRows, c_.has_one_pass() ? " keys" : " rows",
+               ", tiles of ", c_.tile(), c_.has_one_pass() ? one_pass : passes);
   }
 
   void run(const BackwardProblem& p, void* workspace, void* stream) const override {
@@ -50,9 +52,9 @@ class CudaBackwardPlan final : public BackwardPlan {
       launch.shared_bytes = static_cast<uint32_t>(launches_[i].kernel.shared_bytes);
       launch.stream = stream;
       if (arguments == Arguments::kMaps) {
-        const Maps m = backward::describe_maps(p, c_);
-        launch_kernel(*kernels_[i], launch, params, make_tensor_map(m.k, device_), make_tensor_map(m.v, device_),
-                      make_tensor_map(m.q, device_), make_tensor_map(m.dout, device_));
+        const Maps m = backward::describe_maps(p, c_, launches_[i].of);
+        launch_kernel(*kernels_[i], launch, params, make_tensor_map(m.own_x, device_),
+                      make_tensor_map(m.own_y, device_), make_tensor_map(m.x, device_), make_tensor_map(m.y, device_));
       } else if (arguments == Arguments::kSinkSum) {
         launch_kernel(*kernels_[i], launch, backward::sink_sum_params(p, params));
       } else {

@@ -30,7 +30,7 @@ size_t lay_out(const Config& c, void* workspace, kernels::BackwardParams& k) {
   const int64_t rows = c.heads_q * c.stats_stride;
   k.stats = reinterpret_cast<char*>(w.take<std::byte>(rows * static_cast<int64_t>(c.row_stats_bytes())));
   k.dq_sums = w.take<float>(c.heads_q * c.dq_tiles * kernels::dq_tile_floats(c.head_dim_qk, c.head_dim_v));
-  k.dq_turns = w.take<unsigned>(c.heads_q * c.dq_tiles * kernels::dq_pieces(c.head_dim_qk));
+  k.dq_turns = w.take<unsigned>(c.heads_q * c.dq_tiles);
   if (c.with_dsinks) k.sink_sums = w.take<float>(c.heads_q * c.sink_tiles);  // else null: nobody wants them
   k.q_nonfinite = w.take<int>(c.blocks(false));
   k.kv_nonfinite = w.take<int>(c.blocks(true));
@@ -61,22 +61,18 @@ void for_each_input(const BackwardProblem& p, const Body& body) {
 
 }  // namespace
 
-// Fewer stages of dout only where shared memory is too small: with two, the next tile is copied while products run.
-Config::Stages Config::stages() const {
+// Fewer stages of y only where shared memory is too small: with two, the next tile is copied while products run.
+Config::Stages Config::stages(int of) const {
   const int most = tile() == 32 ? 3 : std::max(head_dim_qk, head_dim_v) > 64 ? 2 : 4;
   constexpr int kMostSharedBytes = 227 * 1024;
-  const auto bytes = [&](const Stages& s) {
-    return kernels::backward_shared_bytes(head_dim_qk, head_dim_v, s.q, s.dout, static_cast<int>(row_stats_bytes()));
-  };
   for (const Stages s : {Stages{most, most}, Stages{2, 2}}) {
-    if (bytes(s) <= kMostSharedBytes) return s;
+    if (shared_bytes(of, s) <= kMostSharedBytes) return s;
   }
   return {2, 1};
 }
 
-size_t Config::shared_bytes() const {
-  return static_cast<size_t>(kernels::backward_shared_bytes(head_dim_qk, head_dim_v, stages().q, stages().dout,
-                                                            static_cast<int>(row_stats_bytes())));
+int Config::shared_bytes(int of, const Stages& s) const {
+  return kernels::backward_shared_bytes(head_dim_qk, head_dim_v, of, s.x, s.y, static_cast<int>(row_stats_bytes()));
 }
 
 KernelSpec Config::schedule_kernel() const { return {"backward/schedule.cu", "attune_backward_schedule", {}, 0}; }
@@ -84,19 +80,18 @@ KernelSpec Config::row_stats_kernel() const {
   return {"backward/row_stats.cu",
           "attune_backward_row_stats",
           {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_V", head_dim_v),
-           define("ATTUNE_DQ_PIECES", with_dq() ? kernels::dq_pieces(head_dim_qk) : 0),
            define("ATTUNE_WITH_SINKS", with_sinks ? 1 : 0), define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
           0};
 }
-KernelSpec Config::gradients_kernel() const {
+KernelSpec Config::gradients_kernel(int of) const {
+  const Stages s = stages(of);
   return {
       "backward/gradients.cu",
       "attune_backward_gradients",
       {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
-       define("ATTUNE_WITH_DQ", with_dq() ? 1 : 0), define("ATTUNE_Q_STAGES", stages().q),
-       define("ATTUNE_DOUT_STAGES", stages().dout), define("ATTUNE_SCORE", score), define("ATTUNE_MASK", mask),
-       define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
-      shared_bytes()};
+       define("ATTUNE_GRADIENTS", of), define("ATTUNE_X_STAGES", s.x), define("ATTUNE_Y_STAGES", s.y),
+       define("ATTUNE_SCORE", score), define("ATTUNE_MASK", mask), define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
+      static_cast<size_t>(shared_bytes(of, s))};
 }
 KernelSpec Config::store_dq_kernel() const {
   return {"backward/store_dq.cu",
@@ -119,13 +114,22 @@ KernelSpec Config::sum_sinks_kernel() const { return {"backward/sum_sinks.cu", "
 std::vector<Launch> launches(const Config& c) {
   std::vector<Launch> list = {{c.schedule_kernel(), 2, Config::kScheduleThreads}};
   list.push_back({c.row_stats_kernel(), c.blocks(false), Config::kRowThreads});
-  if (c.with_dq() || c.with_dkv)
-    list.push_back({c.gradients_kernel(), c.blocks(true), Config::kThreads, Arguments::kMaps});
-  if (c.with_dq()) {
-    list.push_back({c.store_dq_kernel(), c.blocks(false), Config::kRowThreads});
-    list.push_back({c.recompute_kernel(false), c.blocks(false), Config::kRowThreads});
+  const auto add = [&](int of) {
+    list.push_back(
+        {c.gradients_kernel(of), c.blocks(of != kernels::kGradientDq), Config::kThreads, Arguments::kMaps, of});
+  };
+  const bool with_dq = (c.gradients & kernels::kGradientDq) != 0;
+  if (c.has_one_pass()) {
+    if (c.gradients != 0) add(with_dq ? kernels::kGradients : kernels::kGradientDkDv);
+    if (with_dq) list.push_back({c.store_dq_kernel(), c.blocks(false), Config::kRowThreads});
+  } else {
+    for (const int of : {kernels::kGradientDq, kernels::kGradientDk, kernels::kGradientDv}) {
+      if ((c.gradients & of) != 0) add(of);
+    }
   }
-  if (c.with_dkv) list.push_back({c.recompute_kernel(true), c.blocks(true), Config::kRowThreads});
+  if (with_dq) list.push_back({c.recompute_kernel(false), c.blocks(false), Config::kRowThreads});
+  if ((c.gradients & kernels::kGradientDkDv) != 0)
+    list.push_back({c.recompute_kernel(true), c.blocks(true), Config::kRowThreads});
   if (c.with_dsinks) list.push_back({c.sum_sinks_kernel(), c.heads_q, Config::kRowThreads, Arguments::kSinkSum});
   return list;
 }
@@ -145,12 +149,12 @@ Config choose_config(const BackwardProblem& p) {
   c.heads_q = f.heads_q;
   c.heads_kv = f.heads_kv;
   c.max_q_tiles = f.cu_q ? f.total_q / kRows + f.batch : f.batch * ceil_div(f.fixed_q, kRows);
-  const int64_t keys = c.block_keys();
-  c.max_kv_tiles = f.k.rows / keys + f.batch;  // of any lengths: runs may have fewer sequences of more keys each
+  c.max_kv_tiles = f.k.rows / kRows + f.batch;  // of any lengths: runs may have fewer sequences of more keys each
   // Each sequence begins at an even row; a tile may reach beyond the last one.
   c.stats_stride = round_up(f.total_q + f.batch + kRows, 2);
-  if (p.dq) c.dq_tiles = f.total_q / c.tile() + f.batch;
-  c.with_dkv = p.dk || p.dv;
+  c.gradients =
+      (p.dq ? kernels::kGradientDq : 0) | (p.dk ? kernels::kGradientDk : 0) | (p.dv ? kernels::kGradientDv : 0);
+  if (p.dq && c.has_one_pass()) c.dq_tiles = f.total_q / c.tile() + f.batch;
   c.score = attention::score_kinds(f), c.mask = attention::mask_kinds(f);
   c.t5 = attention::t5_buckets(f);
   c.with_sinks = static_cast<bool>(f.sinks), c.with_dsinks = static_cast<bool>(p.dsinks);
@@ -209,7 +213,6 @@ kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, voi
                         ? 1
                         : 0;
   k.dq_tiles = to_int(c.dq_tiles);
-  k.block_keys = c.block_keys();
   k.max_q_tiles = to_int(c.max_q_tiles), k.max_kv_tiles = to_int(c.max_kv_tiles);
   lay_out(c, workspace, k);
   return k;
@@ -223,20 +226,23 @@ kernels::SinkSumParams sink_sum_params(const BackwardProblem& p, const kernels::
   return sums;
 }
 
-Maps describe_maps(const BackwardProblem& p, const Config& c) {
+Maps describe_maps(const BackwardProblem& p, const Config& c, int of) {
   const Problem& f = p.forward;
+  const bool of_queries = of == kernels::kGradientDq;
+  const auto rows = [&](bool own) { return own ? kernels::kBackwardRows : c.tile(); };
   const auto q_side = [&](const RowView& v, int64_t head_dim) {
-    TensorMapDesc m = attention::row_map(f, v, f.heads_q, head_dim, c.tile(), 1);
+    TensorMapDesc m = attention::row_map(f, v, f.heads_q, head_dim, rows(of_queries), 1);
     if (m.data == nullptr) m.data = f.k.data;  // no queries: what is not read must be a map all the same
     return m;
   };
   const auto k_side = [&](const RowView& v, int64_t head_dim) {
-    TensorMapDesc m = attention::row_map(f, v, f.heads_kv, head_dim, c.block_keys(), 1);
+    TensorMapDesc m = attention::row_map(f, v, f.heads_kv, head_dim, rows(!of_queries), 1);
     if (m.data == nullptr) m.data = f.q.data;  // no keys
     return m;
   };
-  return {k_side(f.k, f.head_dim_qk), k_side(f.v, f.head_dim_v), q_side(f.q, f.head_dim_qk),
-          q_side(p.dout, f.head_dim_v)};
+  const TensorMapDesc k = k_side(f.k, f.head_dim_qk), v = k_side(f.v, f.head_dim_v), q = q_side(f.q, f.head_dim_qk),
+                      dout = q_side(p.dout, f.head_dim_v);
+  return of_queries ? Maps{q, dout, k, v} : Maps{k, v, q, dout};
 }
 
 }  // namespace attune::cuda::backward

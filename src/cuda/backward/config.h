@@ -19,29 +19,28 @@ struct Config {
   int64_t heads_q = 0, heads_kv = 0;
   int64_t max_q_tiles = 0, max_kv_tiles = 0;  // blocks of rows, at most
   int64_t stats_stride = 0;                   // rows of the stats of a head
-  int64_t dq_tiles = 0;                       // of a head; 0: nobody wants dq
-  bool with_dkv = false;
-  int score = 0, mask = 0;  // ATTUNE_SCORE, ATTUNE_MASK
+  int gradients = 0;                          // that are wanted: kernels::kGradientDq, ..
+  int64_t dq_tiles = 0;                       // sums of dq of a head, where all gradients have one pass
+  int score = 0, mask = 0;                    // ATTUNE_SCORE, ATTUNE_MASK
   kernels::T5Table t5{};
   bool with_sinks = false, with_dsinks = false, with_dlse = false;
   int64_t sink_tiles = 0;  // sums of dsinks of a head
 
   static constexpr int kThreads = 384, kScheduleThreads = 1024, kRowThreads = 256;
-  bool with_dq() const { return dq_tiles > 0; }
+  bool has_one_pass() const { return kernels::has_one_pass(head_dim_qk, head_dim_v); }
   // The stats say what sinks leave to the keys: dlse is of an lse that is without them.
   bool sink_shares() const { return with_sinks && with_dlse; }
   size_t row_stats_bytes() const { return sink_shares() ? sizeof(kernels::SinkRowStats) : sizeof(kernels::RowStats); }
-  // Keys of a block of the gradient kernel, queries of its tiles, and how many of q and dout are in shared memory.
-  int block_keys() const { return kernels::backward_keys(head_dim_qk, head_dim_v); }
   int tile() const { return kernels::backward_tile(head_dim_qk, head_dim_v); }
+  // Of the gradient kernel that computes `of`: how many tiles of x and y are in shared memory, and its bytes.
   struct Stages {
-    int q, dout;
+    int x, y;
   };
-  Stages stages() const;
-  size_t shared_bytes() const;
+  Stages stages(int of) const;
+  int shared_bytes(int of, const Stages& s) const;
   KernelSpec schedule_kernel() const;
   KernelSpec row_stats_kernel() const;
-  KernelSpec gradients_kernel() const;
+  KernelSpec gradients_kernel(int of) const;
   KernelSpec store_dq_kernel() const;
   KernelSpec recompute_kernel(bool of_keys) const;
   KernelSpec sum_sinks_kernel() const;
@@ -59,11 +58,11 @@ void check_run(const BackwardProblem& p, const Config& c);
 kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, void* workspace);
 kernels::SinkSumParams sink_sum_params(const BackwardProblem& p, const kernels::BackwardParams& k);
 
-// The tensor maps of the gradient kernel, in the order of its parameters.
+// The tensor maps of the gradient kernel that computes `of`, in the order of its parameters.
 struct Maps {
-  TensorMapDesc k, v, q, dout;
+  TensorMapDesc own_x, own_y, x, y;
 };
-Maps describe_maps(const BackwardProblem& p, const Config& c);
+Maps describe_maps(const BackwardProblem& p, const Config& c, int of);
 
 // What a kernel's parameters are: BackwardParams alone, or with tensor maps, or SinkSumParams.
 enum class Arguments { kParams, kMaps, kSinkSum };
@@ -73,6 +72,7 @@ struct Launch {
   int64_t blocks;
   int threads;
   Arguments arguments = Arguments::kParams;
+  int of = 0;  // with maps: the gradients that it computes
 };
 // In their order. Those without blocks have nothing to do.
 std::vector<Launch> launches(const Config& c);

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs the kernels of the backward in the emulator, with poisoned memory, and compares with the oracle.
+#pragma once
+
+#include <cstring>
+
+#include "cases/backward_problem.h"
+#include "cuda/backward/backward.h"
+#include "cuda/backward/config.h"
+#include "emulated.h"
+#include "support.h"
+
+namespace attune::tests {
+
+class EmulatedBackward : public Emulated {
+ protected:
+  template <class... Args>
+  static void launch(const cuda::backward::Launch& what, const Args&... args) {
+    if (what.blocks == 0) return;
+    const auto entry = reinterpret_cast<void (*)(Args...)>(emulator::find_kernel(what.kernel));
+    emulator::run(static_cast<unsigned>(what.blocks), static_cast<unsigned>(what.threads), [&] { entry(args...); });
+  }
+
+  static void run_kernels(const attune::BackwardProblem& p, const cuda::backward::Config& c, void* workspace) {
+    const kernels::BackwardParams params = cuda::backward::to_params(p, c, workspace);
+    for (const cuda::backward::Launch& what : cuda::backward::launches(c)) {
+      if (what.arguments == cuda::backward::Arguments::kMaps) {
+        const cuda::backward::Maps m = cuda::backward::describe_maps(p, c, what.of);
+        launch(what, params, emulator::tensor_map(m.own_x), emulator::tensor_map(m.own_y), emulator::tensor_map(m.x),
+               emulator::tensor_map(m.y));
+      } else if (what.arguments == cuda::backward::Arguments::kSinkSum) {
+        launch(what, cuda::backward::sink_sum_params(p, params));
+      } else {
+        launch(what, params);
+      }
+    }
+  }
+
+  // plan: whose configuration it runs with, if not its own. poison: a byte of the workspace.
+  static std::string run_emulated(cases::BackwardCall call, const cuda::backward::Config* plan = nullptr,
+                                  int poison = 0x45) {
+    const attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kRequired);
+    const cuda::backward::Config c = plan != nullptr ? *plan : cuda::backward::choose_config(p);
+    // Numbers, not NaN: rows with a NaN are computed again, which would hide that one was read.
+    cases::Workspace workspace(cases::host_memory(), c.workspace_bytes());
+    std::memset(workspace.buffer.device(), poison, c.workspace_bytes());
+    try {
+      cuda::backward::check_run(p, c);
+      run_kernels(p, c, workspace.buffer.device());
+    } catch (const std::exception& e) {
+      return e.what();
+    }
+    return workspace.buffer.check_guards();
+  }
+
+  static bool is_covered(const cases::Case& spec) {
+    cases::BackwardProblem problem(spec);
+    cases::BackwardCall call = problem.device();
+    const attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kOptional);
+    return cuda::backward_kernel().coverage.difference(traits_of(p, call.attention)).empty() &&
+           cuda::backward::refusal(p).empty();
+  }
+
+  // What is wrong with a case, or kNotCovered.
+  static std::string check(const cases::Case& spec) {
+    if (!is_covered(spec)) return kNotCovered;
+    cases::BackwardProblem problem(spec);
+    const cases::ExpectedGradients expected = evaluate(problem);
+    const std::string failure = run_emulated(problem.device());
+    return failure.empty() ? compare(problem, expected, ATTUNE_DEVICE_CUDA).failure : failure;  // a GPU's bounds
+  }
+
+  static std::string check(const char* json) { return check(make_case(json)); }
+};
+
+}  // namespace attune::tests
