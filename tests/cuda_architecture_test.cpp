@@ -77,6 +77,8 @@ TEST(Architecture, GpusGetKernelsThatRunThere) {
       "dtype": "bf16", "queries": "fixed", "seqlens_kv": [70]})";
   constexpr const char* kChunk = R"({"name": "x", "kv": "paged", "heads": [8, 2], "head_dim": [128, 128],
       "dtype": "bf16", "seqlens_q": [60], "seqlens_kv": [70]})";
+  constexpr const char* kCodes = R"({"name": "x", "kv": "paged", "heads": [8, 2], "head_dim": [128, 128],
+      "dtype": "bf16", "seqlens_q": [60], "seqlens_kv": [70], "cache": {"dtype": "i8", "scales": "token"}})";
   constexpr const char* kDense = R"({"name": "x", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16",
       "seqlens_q": [70]})";
   constexpr const char* kFloats = R"({"name": "x", "heads": [8, 2], "head_dim": [128, 128], "dtype": "f32",
@@ -87,6 +89,7 @@ TEST(Architecture, GpusGetKernelsThatRunThere) {
     const std::string here = capability_text(capability);
     EXPECT_EQ(choose(kStep, capability), "cuda_decode") << here;
     EXPECT_EQ(choose(kChunk, capability), "cuda_prefill_mma") << here;
+    EXPECT_EQ(choose(kCodes, capability), "cuda_prefill_mma") << here;
     EXPECT_EQ(choose(kDense, capability), "cuda_prefill_mma") << here;
     EXPECT_EQ(
         choose(kFloats, capability),

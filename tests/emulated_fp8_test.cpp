@@ -45,11 +45,11 @@ std::vector<float> numbers() {
 struct Arrays {
   std::vector<float> in = numbers();
   std::vector<uint16_t> halves = std::vector<uint16_t>(512 + 2 * 8 * 256, 0xffff);
+  std::vector<uint16_t> bf16 = std::vector<uint16_t>(3 * 4 * 256, 0xffff);
   std::vector<uint8_t> codes = std::vector<uint8_t>(2 * in.size());
 };
 
-void expect_half(uint16_t got, float want, unsigned code) {
-  const float x = half_to_float(got);
+void expect_number(float x, float want, unsigned code) {
   if (std::isnan(want)) {
     EXPECT_TRUE(std::isnan(x)) << code;
   } else {
@@ -57,6 +57,8 @@ void expect_half(uint16_t got, float want, unsigned code) {
     EXPECT_EQ(std::signbit(x), std::signbit(want)) << code;
   }
 }
+
+void expect_half(uint16_t got, float want, unsigned code) { expect_number(half_to_float(got), want, code); }
 
 void expect_results(const Arrays& x) {
   for (unsigned type = 0; type < 2; ++type) {
@@ -74,16 +76,30 @@ void expect_results(const Arrays& x) {
   }
 }
 
+void expect_bf16(const Arrays& x) {
+  for (unsigned i = 0; i < x.bf16.size(); ++i) {
+    const auto code = static_cast<uint8_t>(i % 256);
+    const unsigned type = i / 1024;
+    expect_number(bf16_to_float(x.bf16[i]),
+                  type == 0   ? e4m3_to_float(code)
+                  : type == 1 ? e5m2_to_float(code)
+                              : static_cast<float>(static_cast<int8_t>(code)),
+                  i);
+  }
+}
+
 class EmulatedFp8 : public tests::Emulated {
  protected:
   static void check(int capability) {
     const emulator::Capability as(capability);
     Arrays x;
-    using Convert = void (*)(uint16_t*, const float*, unsigned, uint8_t*);
+    using Convert = void (*)(uint16_t*, uint16_t*, const float*, unsigned, uint8_t*);
     const auto convert = reinterpret_cast<Convert>(emulator::find_kernel(kSpec));
-    emulator::run(1, kThreads,
-                  [&] { convert(x.halves.data(), x.in.data(), static_cast<unsigned>(x.in.size()), x.codes.data()); });
+    emulator::run(1, kThreads, [&] {
+      convert(x.halves.data(), x.bf16.data(), x.in.data(), static_cast<unsigned>(x.in.size()), x.codes.data());
+    });
     expect_results(x);
+    expect_bf16(x);
   }
 };
 
@@ -95,17 +111,20 @@ class CudaFp8 : public CudaCases {};
 TEST_F(CudaFp8, MatchesTheLibrary) {
   const Stream stream(kDevice);
   Arrays x;
-  const DeviceMemory in(kDevice, x.in.size() * 4), halves(kDevice, x.halves.size() * 2), codes(kDevice, x.codes.size());
+  const DeviceMemory in(kDevice, x.in.size() * 4), halves(kDevice, x.halves.size() * 2),
+      bf16(kDevice, x.bf16.size() * 2), codes(kDevice, x.codes.size());
   copy_to_device(stream, in.data(), x.in.data(), x.in.size() * 4);
   LaunchConfig config;
   config.block[0] = kThreads;
   config.stream = stream.handle();
-  launch_kernel(get_kernel(kSpec, kDevice), config, halves.data(), in.data(), static_cast<unsigned>(x.in.size()),
-                codes.data());
+  launch_kernel(get_kernel(kSpec, kDevice), config, halves.data(), bf16.data(), in.data(),
+                static_cast<unsigned>(x.in.size()), codes.data());
   copy_to_host(stream, x.halves.data(), halves.data(), x.halves.size() * 2);
+  copy_to_host(stream, x.bf16.data(), bf16.data(), x.bf16.size() * 2);
   copy_to_host(stream, x.codes.data(), codes.data(), x.codes.size());
   stream.synchronize();
   expect_results(x);
+  expect_bf16(x);
 }
 
 }  // namespace

@@ -10,25 +10,7 @@ namespace {
 
 class EmulatedPrefillBatches : public EmulatedPrefill {};
 
-// A token whose key or value is on a page that does not exist is masked, whichever producer loads the tiles. Every
-// third entry of V's table is bad, and none of K's.
-void spoil_values(const attune_attention& a) {
-  const attune_tensor& table = a.cache.v_page_table;
-  for (int64_t b = 0; b < table.shape[0]; ++b) {
-    for (int64_t e = b; e < table.shape[1]; e += 3)
-      tests::set_entry(table, {b, e}, tests::wild(b + e, a.cache.v.shape[0]));
-  }
-}
-// And every fourth of K's.
-void spoil_both(const attune_attention& a) {
-  spoil_values(a);
-  const attune_tensor& table = a.cache.page_table;
-  for (int64_t b = 0; b < table.shape[0]; ++b) {
-    for (int64_t e = 1; e < table.shape[1]; e += 4)
-      tests::set_entry(table, {b, e}, tests::wild(b + e, a.cache.k.shape[0]));
-  }
-}
-
+// A token whose key or value is on a page that does not exist is masked, whichever producer loads the tiles.
 TEST_F(EmulatedPrefillBatches, BadPagesOfValues) {
   const cases::Row common(R"("heads": [4, 2], "kv": "paged", "causal": true, "new_tokens": true, "seqlens_q": [70, 3],
       "seqlens_kv": [300, 150], "max_logits": true)");
@@ -52,8 +34,8 @@ TEST_F(EmulatedPrefillBatches, BadPagesOfValues) {
         R"("dtype": "f32", "head_dim": [64, 64], "plant": "nan_v",
            "cache": {"page_size": 16, "separate_v_table": true})"}) {
     const cases::Case spec = tests::make_case(common.with(rest));
-    EXPECT_EQ(run(spec, 1, spoil_values), "") << rest;
-    EXPECT_EQ(run(spec, 1, spoil_both), "") << rest << " both";
+    EXPECT_EQ(run(spec, 1, tests::spoil_value_pages), "") << rest;
+    EXPECT_EQ(run(spec, 1, tests::spoil_pages), "") << rest << " both";
   }
 }
 
@@ -66,7 +48,7 @@ TEST_F(EmulatedPrefillBatches, BadPagesOfValuesBesideNan) {
         R"("dtype": "bf16", "cache": {"page_size": 16, "dtype": "e4m3", "scales": "head", "separate_v_table": true})",
         R"("dtype": "f32", "cache": {"page_size": 16, "separate_v_table": true})"}) {
     const cases::Case spec = tests::make_case(common.with(rest));
-    EXPECT_EQ(run(spec, 1, spoil_values), "") << rest;
+    EXPECT_EQ(run(spec, 1, tests::spoil_value_pages), "") << rest;
   }
 }
 

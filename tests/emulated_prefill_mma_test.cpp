@@ -1,54 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefill by mma.sync, from its own source on the CPU (tests/emulator): as on GPUs before Hopper, against the oracle,
-// with poisoned memory.
-#include "cuda/prefill/mma.h"
-
-#include "cuda/architecture.h"
-
-#include <algorithm>
-
-#include "emulated.h"
-#include "support.h"
+// The prefill kernel of GPUs before Hopper in the emulator: prompts over dense keys and caches of 16 bits.
+#include "emulated_prefill_mma.h"
 
 namespace attune::cuda {
 namespace {
 
 constexpr uint64_t kRandomCases = 300;
-
-class EmulatedPrefillMma : public tests::Emulated {
- protected:
-  // few_blocks: a block of the grid for each head takes all row blocks of all sequences.
-  static std::string run(const cases::Case& spec, const char* like = "sm_80", bool few_blocks = false) {
-    const emulator::Capability ampere(80);
-    cases::Problem problem(spec);
-    problem.arena().upload();
-    const attune_attention a = problem.device();
-    const Problem p = make_problem(a, Data::kRequired);
-    if (!prefill_mma_kernel().coverage.difference(traits_of(p, a)).empty() || !prefill_mma::refusal(p).empty())
-      return tests::kNotCovered;
-    const prefill_mma::Config c = prefill_mma::choose_config(p, find_architecture(like)->shared_per_sm);
-    if (c.shared_bytes() > 99 * 1024) return cat(c.shared_bytes(), " bytes of shared memory");
-    const cases::Expected expected = cases::evaluate(problem);
-    prefill_mma::check_run(p, c);
-    const kernels::WorkTileParams params = prefill_mma::to_params(p, c);
-    const auto kernel = reinterpret_cast<void (*)(kernels::WorkTileParams)>(emulator::find_kernel(c.kernel()));
-    auto grid = c.grid(p);
-    if (few_blocks) grid[1] = grid[2] = 1;
-    try {
-      if (p.batch > 0 && p.total_q > 0)
-        emulator::run(emulator::Index{grid[0], grid[1], grid[2]}, prefill_mma::kThreads, [&] { kernel(params); });
-    } catch (const std::exception& e) {
-      return e.what();
-    }
-    return cases::compare(problem, expected, ATTUNE_DEVICE_CUDA).failure;
-  }
-  static void check(std::string_view common, std::initializer_list<const char*> rest, bool few_blocks = false) {
-    for (const char* more : rest) {
-      for (const char* like : {"sm_80", "sm_86"})
-        EXPECT_EQ(run(tests::make_case(cases::Row(common).with(more)), like, few_blocks), "") << more << " " << like;
-    }
-  }
-};
 
 TEST_F(EmulatedPrefillMma, DenseKeys) {
   check(R"("heads": [4, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "dense", "max_logits": true)",

@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scales of 8-bit caches in the prefill kernel: whatever they are, no element of K or V is rounded.
 #include "emulated_prefill.h"
+#include "spoilt_attention.h"
 
 namespace attune::cuda {
 namespace {
-
-void multiply(const attune_tensor& t, float times, int axis = 0, int64_t offset = 0) {
-  if (axis == t.rank) {
-    static_cast<float*>(t.data)[offset] *= times;
-    return;
-  }
-  for (int64_t i = 0; i < t.shape[axis]; ++i) multiply(t, times, axis + 1, offset + i * t.stride[axis]);
-}
 
 // fp16 queries, and elements of K and V that leave fp16's range when scaled.
 TEST_F(EmulatedPrefill, ScalesBeyondFp16) {
@@ -23,8 +16,8 @@ TEST_F(EmulatedPrefill, ScalesBeyondFp16) {
       for (const bool new_tokens : {false, true}) {
         for (const float times : {0x1p20f, -0x1p-40f}) {
           const auto edit = [&](const attune_attention& a) {
-            multiply(a.cache.v_scale, times);
-            multiply(a.cache.k_scale, times > 0 ? -1.0f : 0.5f);
+            tests::multiply(a.cache.v_scale, times);
+            tests::multiply(a.cache.k_scale, times > 0 ? -1.0f : 0.5f);
           };
           const cases::Row row = common.set("new_tokens", new_tokens).with(cache).set("cache.scales", scales);
           EXPECT_EQ(run(tests::make_case(row), 1, edit), "")

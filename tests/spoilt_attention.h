@@ -17,10 +17,40 @@ inline void set_entry(const attune_tensor& t, std::initializer_list<int64_t> ind
   cases::encode(static_cast<attune_dtype>(t.dtype), static_cast<double>(value), cases::element_at(t, index));
 }
 
+// The int32 of a tensor.
+inline int64_t entry(const attune_tensor& t, std::initializer_list<int64_t> index) {
+  return static_cast<int64_t>(cases::decode(static_cast<attune_dtype>(t.dtype), cases::element_at(t, index)));
+}
+
 // What int32 can hold that is no slot and no page: the ends, what public tests plant, and just beyond the pool.
 inline int64_t wild(int64_t i, int64_t pool) {
   const int64_t values[] = {INT32_MIN, INT32_MAX, 2147480000, -1, pool, -2147480000};
   return values[i % 6];
+}
+
+// Every third entry of V's table is bad, and none of K's.
+inline void spoil_value_pages(const attune_attention& a) {
+  const attune_tensor& table = a.cache.v_page_table;
+  for (int64_t b = 0; b < table.shape[0]; ++b) {
+    for (int64_t e = b; e < table.shape[1]; e += 3) set_entry(table, {b, e}, wild(b + e, a.cache.v.shape[0]));
+  }
+}
+// And every fourth of K's.
+inline void spoil_pages(const attune_attention& a) {
+  spoil_value_pages(a);
+  const attune_tensor& table = a.cache.page_table;
+  for (int64_t b = 0; b < table.shape[0]; ++b) {
+    for (int64_t e = 1; e < table.shape[1]; e += 4) set_entry(table, {b, e}, wild(b + e, a.cache.k.shape[0]));
+  }
+}
+
+// Multiplies all numbers of an fp32 tensor.
+inline void multiply(const attune_tensor& t, float times, int axis = 0, int64_t offset = 0) {
+  if (axis == t.rank) {
+    static_cast<float*>(t.data)[offset] *= times;
+    return;
+  }
+  for (int64_t i = 0; i < t.shape[axis]; ++i) multiply(t, times, axis + 1, offset + i * t.stride[axis]);
 }
 
 struct SpoiltAttention {

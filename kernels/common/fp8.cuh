@@ -16,6 +16,15 @@ __device__ __forceinline__ unsigned e4m3_high_bytes_to_f16(unsigned x) {
   return ptx::multiply_add_f16x2(ptx::multiply_f16x2(small, kOver), 0, ptx::multiply_f16x2(small, kUnit));
 }
 
+// The same to bf16: as bits of bf16 the exponents and mantissas are 2^-120 of the numbers, and NaN is 480. Times
+// 1.09375 * 2^119 that alone overflows.
+__device__ __forceinline__ unsigned e4m3_high_bytes_to_bf16(unsigned x) {
+  constexpr unsigned kUnit = 0x7b807b80u, kOver = 0x7b0c7b0cu, kMinusZero = 0x80008000u;
+  const unsigned small = (x & 0x80008000u) | (x >> 4 & 0x07f007f0u);
+  const unsigned number = ptx::multiply_add_bf16x2(small, kUnit, kMinusZero);
+  return ptx::multiply_add_bf16x2(ptx::multiply_add_bf16x2(number, kOver, kMinusZero), 0, number);
+}
+
 // x to the nearest code of kMantissa bits behind an exponent with that bias, ties to even; saturates, NaN stays NaN.
 template <int kMantissa, int kBias>
 __device__ __forceinline__ unsigned encode_by_bits(float x, float largest) {

@@ -84,6 +84,24 @@ __device__ __forceinline__ unsigned from_codes(unsigned two) {
                         ptx::f16_to_float(static_cast<unsigned short>(two >> 16)));
 }
 
+// Bytes 0, 1 of x to lo and bytes 2, 3 to hi, exactly, in the type of the mma, by the fewest instructions.
+template <int kKvType, int kComputeType>
+__device__ __forceinline__ void quad_to_operands(unsigned x, unsigned& lo, unsigned& hi) {
+  if constexpr (kComputeType == kBFloat16 && kKvType == kInt8) {
+    // 0x4300 | u is the bf16 number 128 + u for u < 128. The sign's bit is the exponent's lowest: 128, or 256.
+    constexpr unsigned kSigns = 0x00800080u, kMinusOne = 0xbf80bf80u;
+    lo = ptx::permute_bytes(x, 0x43434343u, 0x4140), hi = ptx::permute_bytes(x, 0x43434343u, 0x4342);
+    lo = ptx::multiply_add_bf16x2(lo & (0xff00ff00u | kSigns), kMinusOne, lo & ~kSigns);
+    hi = ptx::multiply_add_bf16x2(hi & (0xff00ff00u | kSigns), kMinusOne, hi & ~kSigns);
+  } else if constexpr (kComputeType == kBFloat16 && kKvType == kE4m3 && !ptx::has(ptx::kFp8Conversion)) {
+    lo = e4m3_high_bytes_to_bf16(ptx::permute_bytes(x, 0, 0x1404));
+    hi = e4m3_high_bytes_to_bf16(ptx::permute_bytes(x, 0, 0x3424));
+  } else {
+    quad_to_f16<kKvType>(x, lo, hi);
+    lo = from_codes<kComputeType>(lo), hi = from_codes<kComputeType>(hi);
+  }
+}
+
 // Converts bytes 0, 2 of x to lo and bytes 1, 3 to hi.
 template <int kKvType>
 __device__ __forceinline__ void crossed_quad_to_f16(unsigned x, unsigned& lo, unsigned& hi) {
@@ -98,11 +116,13 @@ __device__ __forceinline__ void crossed_quad_to_f16(unsigned x, unsigned& lo, un
   }
 }
 
-// bf16x3: fp32 numbers as sums of three bf16, the largest first. The remainder is below 2^-24 of the number.
+// bf16x3: fp32 numbers as sums of three bf16, the largest first. The remainder is below 2^-24 of the number; of two
+// parts 2^-16.
 constexpr int kSplitParts = 3;
-__device__ __forceinline__ void split_pair(float x, float y, unsigned (&parts)[kSplitParts]) {
+template <int kParts>
+__device__ __forceinline__ void split_pair(float x, float y, unsigned (&parts)[kParts]) {
 #pragma unroll
-  for (int i = 0; i < kSplitParts; ++i) {
+  for (int i = 0; i < kParts; ++i) {
     parts[i] = ptx::pack_bf16(x, y);
     x -= __uint_as_float(parts[i] << 16);
     y -= __uint_as_float(parts[i] & 0xffff0000u);

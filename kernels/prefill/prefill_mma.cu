@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefill attention by mma.sync and cp.async, for GPUs without wgmma: 16-bit rows over dense keys, a cache, or both.
+// Prefill attention by mma.sync and cp.async, for GPUs without wgmma: 16-bit rows over dense keys, a cache, or both;
+// the cache may have 8 bits (codes.cuh).
 //
 // Maths, for the tokens r of a block (one query head) and the keys j that they see:
 //   s_rj = factor <q_r, k_j> [softcap, ALiBi, biases], in base 2;  -inf where r does not see j
@@ -16,6 +17,7 @@
 // Blocks: one for each row block, query head and sequence, those of the last rows first: causal ones see most keys.
 // Heads are the fastest axis, so that blocks of one KV head run at a time.
 #include "common/quad.cuh"
+#include "prefill/mma/codes.cuh"
 #include "prefill/mma/mainloop.cuh"
 #include "prefill/mma/producer.cuh"
 #include "ptx/grid.cuh"
@@ -85,21 +87,22 @@ __device__ __forceinline__ void epilogue(const WorkTileParams& p, const WorkTile
   }
 }
 
-// A bit for each key of half a tile: whether it is there. Where rows see one range of keys, that is within the tile's.
+// A bit for each of 32 keys of a tile: whether it is there. Where rows see one range of keys, that is within the
+// tile's.
 __device__ __forceinline__ unsigned found_keys(const SharedStorage& shared, const Tile& tile, int half) {
+  if (half == Config::kHalves) return kAllKeys;
   if constexpr (Config::kCached) return shared.found[half];
   if constexpr (Rows::kOneRange) return kAllKeys;
   const int begin = tile.low - tile.start - 32 * half, end = tile.high - tile.start - 32 * half;
   return bits_below(end) & ~bits_below(begin);
 }
 
-__device__ __forceinline__ void attend(const WorkTileParams& p, SharedStorage& shared) {
+template <class Storage>
+__device__ __forceinline__ void attend(const WorkTileParams& p, Storage& shared) {
   const WorkTile& t = shared.work;
   const unsigned q = ptx::shared_address(shared.q), k = ptx::shared_address(shared.k),
                  v = ptx::shared_address(shared.v);
-  const auto tile_at = [&](int i) {
-    return scheduler::tile_at(t, Tiles(t.num_cached, t.first_key, t.end_key), i);
-  };
+  const auto tile_at = [&](int i) { return scheduler::tile_at(t, Tiles(t.num_cached, t.first_key, t.end_key), i); };
   State state;
   state.clear();
   const auto issue_keys = [&](int i) {
@@ -120,20 +123,119 @@ __device__ __forceinline__ void attend(const WorkTileParams& p, SharedStorage& s
     const Rows rows(p, t, shared.head);
     copy_tile<true>(p, t, tile, shared.kv_head, v);
     ptx::commit_copies();
-    const unsigned found[2] = {found_keys(shared, tile, 0), found_keys(shared, tile, 1)};
-    const bool masked = (found[0] & found[1]) != kAllKeys || !rows.all_see(p, t, tile);
+    const Found found = {found_keys(shared, tile, 0), found_keys(shared, tile, 1)};
+    const bool masked = !finds_all(found) || !rows.all_see(p, t, tile);
     Scores s;
     Weights weights;
-    multiply_qk(q, k, s);
+    multiply_qk(q, {}, k, s);
     ptx::wait_copies<0>();
     __syncthreads();  // V is there, and all have read K
     if (i + 1 < num_tiles) issue_keys(i + 1);
     score_tile(p, t, tile, rows, masked, found, s);
     // max_logits are row_max_ref.
     softmax(rows.scale(), p.max_logits != nullptr ? 0.0f : Config::kRescaleThreshold, s, weights, state);
-    if (masked) take_special_values(p, t, tile, rows, found, v, shared, state);
-    multiply_pv(v, weights, state);
+    if (masked) take_special_values<Config::kType>(p, t, tile, rows, found, v, shared, state);
+    multiply_pv<Config::kType, 1>(v, weights, state);
   }
+  epilogue(p, t, shared.head, state);
+  __syncthreads();  // the next row block may overwrite shared memory
+}
+
+// The same where the cache has 8 bits.
+template <class Storage>
+__device__ __forceinline__ void attend_codes(const WorkTileParams& p, Storage& shared) {
+  using CodesK = CodeTile<false>;
+  using CodesV = CodeTile<true>;
+  const WorkTile& t = shared.work;
+  const unsigned k = ptx::shared_address(shared.k), v = ptx::shared_address(shared.v),
+                 codes_k = ptx::shared_address(shared.codes_k), codes_v = ptx::shared_address(shared.codes_v);
+  const unsigned q = place_of_queries(shared);
+  const auto tile_at = [&](int i) { return scheduler::tile_at(t, Tiles(t.num_cached, t.first_key, t.end_key), i); };
+  const int num_tiles = Tiles(t.num_cached, t.first_key, t.end_key).num_tiles;
+  const auto is_cached = [&](int i) {
+    return i < num_tiles && Tiles(t.num_cached, t.first_key, t.end_key).is_cached(i);
+  };
+  // Without dense keys all tiles are; what is converted behind the last one nobody reads.
+  const auto converts = [&](bool cached) { return !Config::kDense || cached; };
+  const auto issue_codes_k = [&](int i) {
+    if (is_cached(i)) CodesK::copy(p, t, tile_at(i), shared.kv_head, codes_k);
+    ptx::commit_copies();
+  };
+  const auto issue_codes_v = [&](int i) {
+    if (is_cached(i)) CodesV::copy(p, t, tile_at(i), shared.kv_head, codes_v);
+    ptx::commit_copies();
+  };
+  // What tile i needs beside its codes; of dense keys, K.
+  const auto issue_keys = [&](int i) {
+    const Tile tile = tile_at(i);
+    if (!tile.cached) copy_tile<false>(p, t, tile, shared.kv_head, k);
+    if constexpr (Config::kTokenScales) copy_scales(p, t, tile, shared.kv_head, i % 2, shared);
+    find_keys(p, t, tile, shared.kv_head, shared);
+    ptx::commit_copies();
+  };
+  State state;
+  state.clear();
+  HeldQueries held;
+  if (num_tiles > 0) {
+    copy_queries(p, t, shared.head, q);
+    ptx::commit_copies();
+    issue_codes_k(0);
+    issue_codes_v(0);
+    ptx::wait_copies<0>();
+    if constexpr (Config::kHoldsQ) {
+      __syncthreads();
+      hold_queries(q, held);
+      __syncthreads();  // Q lies where K does
+    }
+    if (is_cached(0)) CodesK::convert(codes_k, k);
+    issue_keys(0);
+    issue_codes_k(1);
+  }
+  for (int i = 0; i < num_tiles; ++i) {
+    ptx::wait_copies<1>();
+    __syncthreads();  // K is there, and all have read the last V
+    const Tile tile = tile_at(i);
+    Rows rows(p, t, shared.head);
+    if constexpr (!Config::kTokenScales) {
+      if (tile.cached) rows.factor *= shared.k_scale;
+    }
+    if (!tile.cached) copy_tile<true>(p, t, tile, shared.kv_head, v);
+    ptx::commit_copies();
+    const Found found = {found_keys(shared, tile, 0), found_keys(shared, tile, 1)};
+    const bool masked = !finds_all(found) || !rows.all_see(p, t, tile);
+    Scores s;
+    Weights weights;
+    multiply_qk(q, held, k, s, [&](int place) {
+      if (converts(tile.cached)) CodesV::template convert_beside<kQkPlaces>(place, codes_v, v);
+    });
+    issue_codes_v(i + 1);
+    ptx::wait_copies<1>();
+    if constexpr (Config::kTokenScales) scale_columns(shared.k_scales, s);
+    const bool any_odd = meet_odd_scales(shared, tile, i % 2);  // V is there, and all have read K
+    if (i + 1 < num_tiles) issue_keys(i + 1);
+    score_tile(p, t, tile, rows, masked, found, s);
+    const float* v_scales = v_scales_of(shared, i % 2);
+    softmax(rows.scale(), shared.threshold, s, weights, state, v_scales, tile.cached);
+    if (any_odd) multiply_by_odd_scales(p, t, tile, shared.kv_head, v);
+    // The second part of P may be 0 or negative, which must not meet an infinity.
+    const bool meets_infinity = Config::kPParts == 2 && (any_odd || Config::kCacheType == common::kE5m2);
+    const auto multiply = [&]<int kType, int kParts>() {
+      if (masked || meets_infinity) take_special_values<kType>(p, t, tile, rows, found, v, shared, state, v_scales);
+      multiply_pv<kType, kParts>(v, weights, state, [&](int place) {
+        if (converts(is_cached(i + 1))) CodesK::template convert_beside<kPvPlaces>(place, codes_k, k);
+      });
+    };
+    if (Config::kPParts == 1 || tile.cached) {
+      multiply.template operator()<Config::kCodeTypeV, Config::kPParts>();
+    } else {
+      multiply.template operator()<Config::kType, 1>();
+    }
+    issue_codes_k(i + 2);
+    if constexpr (!Config::kTokenScales) {
+      if (tile.cached && !is_cached(i + 1)) scale_o(shared.v_scale, state);
+    }
+  }
+  ptx::wait_copies<0>();
   epilogue(p, t, shared.head, state);
   __syncthreads();  // the next row block may overwrite shared memory
 }
@@ -156,9 +258,14 @@ extern "C" __global__ void __launch_bounds__(attune::prefill_mma::Config::kThrea
       if (threadIdx.x == 0) {
         shared.work = work;
         shared.head = static_cast<int>(blockIdx.x), shared.kv_head = kernels::divide(shared.head, p.by_group);
+        store_constants(p, work, shared);
       }
       __syncthreads();
-      attend(p, shared);
+      if constexpr (Config::kQuantized) {
+        attend_codes(p, shared);
+      } else {
+        attend(p, shared);
+      }
     }
   }
 }

@@ -4,8 +4,10 @@
 #include "common/operand.cuh"
 
 // halves: of each code, [e4m3, e5m2][256], then of the code as each byte of four, in both orders of common/operand.cuh,
-// [e4m3, e5m2][8][256]. codes: of each number, [e4m3, e5m2][count].
-extern "C" __global__ void fp8(unsigned short* halves, const float* numbers, unsigned count, unsigned char* codes) {
+// [e4m3, e5m2][8][256]. bf16: of each code, also of int8, as each byte of four, [e4m3, e5m2, int8][4][256]. codes: of
+// each number, [e4m3, e5m2][count].
+extern "C" __global__ void fp8(unsigned short* halves, unsigned short* bf16, const float* numbers, unsigned count,
+                               unsigned char* codes) {
   using namespace attune;
   const auto low = [](unsigned x) { return static_cast<unsigned short>(x & 0xffff); };
   const auto high = [](unsigned x) { return static_cast<unsigned short>(x >> 16); };
@@ -27,6 +29,12 @@ extern "C" __global__ void fp8(unsigned short* halves, const float* numbers, uns
         to[byte * 256] = byte % 2 == 0 ? low(straight) : high(straight);
         to[(4 + byte) * 256] = byte < 2 ? low(crossed) : high(crossed);
       }
+      unsigned wide[3][2];
+      common::quad_to_operands<common::kE4m3, common::kBFloat16>(four, wide[0][0], wide[0][1]);
+      common::quad_to_operands<common::kE5m2, common::kBFloat16>(four, wide[1][0], wide[1][1]);
+      common::quad_to_operands<common::kInt8, common::kBFloat16>(four, wide[2][0], wide[2][1]);
+      for (unsigned type = 0; type < 3; ++type)
+        bf16[(type * 4 + byte) * 256 + code] = byte % 2 == 0 ? low(wide[type][byte / 2]) : high(wide[type][byte / 2]);
     }
   }
   for (unsigned i = threadIdx.x; i < count; i += blockDim.x) {

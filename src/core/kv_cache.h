@@ -51,6 +51,7 @@ struct KvCache {
     return format != nullptr && (!format->plain || (k_scale.by_token() && v_scale.by_token()));
   }
   bool quantized() const { return format != nullptr && (!format->plain || k.element_size == 1); }
+  bool has_token_scales() const { return k_scale.by_token() || v_scale.by_token(); }
   int64_t num_slots() const { return num_pages * page_size; }
   // The most tokens that one sequence can hold. A ring counts further; this is what it retains.
   int64_t capacity() const {

@@ -61,6 +61,14 @@ attune_attention prompt() {
   return a;
 }
 
+// A chunk of a prompt: its own tokens behind those of the cache.
+attune_attention chunk(attune_dtype cache) {
+  attune_attention a = prompt();
+  a.cache = cache_of(cache);
+  a.seqused_kv = tensor(ATTUNE_INT32, {kBatch});
+  return a;
+}
+
 // A step of latent attention: over a paged cache, or of lists over packed rows.
 attune_attention latent_step(int64_t heads, bool sparse) {
   constexpr int64_t kLatent = 576, kValue = 512;
@@ -130,6 +138,13 @@ std::vector<ManifestEntry> portable_kernels() {
     const Problem p = make_problem(prompt(), Data::kOptional);
     const cuda::Architecture& to = *cuda::find_architecture(name);
     add(cuda::prefill_mma::choose_config(p, to.shared_per_sm).kernel(), cuda::target_of(to));
+  }
+  for (const char* name : {"sm_80", "sm_86", "sm_89", "sm_120"}) {
+    for (const attune_dtype cache : {ATTUNE_FLOAT8_E4M3, ATTUNE_INT8}) {
+      const Problem p = make_problem(chunk(cache), Data::kOptional);
+      const cuda::Architecture& to = *cuda::find_architecture(name);
+      add(cuda::prefill_mma::choose_config(p, to.shared_per_sm).kernel(), cuda::target_of(to));
+    }
   }
   const cuda::Target target = cuda::target_of(oldest);
   for (const int64_t heads : {16, 128}) {

@@ -10,7 +10,9 @@
 
 namespace attune::prefill_mma {
 
-constexpr unsigned kAllKeys = 0xffffffffu;  // of half a tile
+constexpr unsigned kAllKeys = 0xffffffffu;  // of 32
+using Found = unsigned[2];                  // a bit for each key of a tile; of 32 keys the second word has all bits
+__device__ __forceinline__ bool finds_all(const Found& found) { return (found[0] & found[1]) == kAllKeys; }
 constexpr int kM = Config::kRowTiles, kKeyTiles8 = Config::kKeys / 8;
 
 // The fragments of S, and of P: [row tile][eight keys][row h, key e as 2h + e].
@@ -48,7 +50,25 @@ __device__ __forceinline__ float finite_row_max(float x) { return x == -ptx::inf
 
 using common::down_then_on, common::on_then_down;
 
-__device__ __forceinline__ void multiply_qk(unsigned q, unsigned k, Scores& s) {
+// Fragments of Q, where they are held over the loop.
+using HeldQueries = unsigned[Config::kHoldsQ ? Config::kBlocksQk : 1][4];
+__device__ __forceinline__ void hold_queries(unsigned q, HeldQueries& held) {
+  using Layout = Config::LayoutK;
+  const unsigned lane_q = down_then_on<Layout>(q + threadIdx.x / 32 * (16 * kM * Layout::kPitch));
+#pragma unroll
+  for (int block = 0; block < Config::kBlocksQk; ++block)
+    ptx::load_matrix_x4(held[block], Layout::chunks_on(lane_q, 2 * block));
+}
+
+// What a product does beside: nothing. Number i of kQkPlaces or kPvPlaces, between instructions of the tensor cores.
+constexpr int kQkPlaces = Config::kBlocksQk, kPvPlaces = Config::kKeys / 16 * Config::kBlocksV;
+struct Nothing {
+  __device__ __forceinline__ void operator()(int) const {}
+};
+
+template <class Beside = Nothing>
+__device__ __forceinline__ void multiply_qk(unsigned q, const HeldQueries& held, unsigned k, Scores& s,
+                                            const Beside& beside = {}) {
   using Layout = Config::LayoutK;
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
@@ -58,15 +78,21 @@ __device__ __forceinline__ void multiply_qk(unsigned q, unsigned k, Scores& s) {
       for (int j = 0; j < 4; ++j) s[m][n][j] = 0;
     }
   }
-  const unsigned warp_q = q + threadIdx.x / 32 * (16 * kM * Layout::kPitch);
   // Kept: else the address of each block of channels is held in a register of its own, over the whole loop.
+  const unsigned warp_q = q + threadIdx.x / 32 * (16 * kM * Layout::kPitch);
   const unsigned lane_q = down_then_on<Layout>(warp_q), lane_k = on_then_down<Layout>(k);
 #pragma unroll
   for (int block = 0; block < Config::kBlocksQk; ++block) {
     unsigned a[kM][4];
 #pragma unroll
-    for (int m = 0; m < kM; ++m)
-      ptx::load_matrix_x4(a[m], Layout::chunks_on(Layout::rows_down(lane_q, 16 * m), 2 * block));
+    for (int m = 0; m < kM; ++m) {
+      if constexpr (Config::kHoldsQ) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) a[m][j] = held[block][j];
+      } else {
+        ptx::load_matrix_x4(a[m], Layout::chunks_on(Layout::rows_down(lane_q, 16 * m), 2 * block));
+      }
+    }
 #pragma unroll
     for (int n = 0; n < kKeyTiles8; n += 2) {
       unsigned b[4];
@@ -78,12 +104,13 @@ __device__ __forceinline__ void multiply_qk(unsigned q, unsigned k, Scores& s) {
         common::mma<Config::kType>(s[m][n + 1], a[m], b1);
       }
     }
+    beside(block);
   }
 }
 
 // Products to scores; plain ones stay products where rows.scale says so. masked: keys that rows do not see become -inf.
 __device__ __forceinline__ void score_tile(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
-                                           const Rows& rows, bool masked, const unsigned (&found)[2], Scores& s) {
+                                           const Rows& rows, bool masked, const Found& found, Scores& s) {
   const int first = tile.start + static_cast<int>(threadIdx.x % 4) * 2;
   const auto of_all = [&](const auto& change) {
 #pragma unroll
@@ -118,7 +145,7 @@ __device__ __forceinline__ void score_tile(const WorkTileParams& p, const WorkTi
         }
       }
     }
-    if ((found[0] & found[1]) == kAllKeys) return;
+    if (finds_all(found)) return;
   }
   of_all([&](float& x, int token, int key, int n) {
     const bool is_there = (found[n / 4] >> (key - tile.start) % 32 & 1) != 0;
@@ -142,11 +169,33 @@ __device__ __forceinline__ void raise_row_max_ref(int m, const float (&row_max)[
   }
 }
 
-// Scores to P, rounded, as the A operands of P V: [row tile][16 keys]. scale: of s, positive, to scores in base 2.
-// threshold: how far a max may be above row_max_ref; O and row_sum are rescaled only beyond it, which is rare after the
-// first tiles.
-using Weights = unsigned[kM][Config::kKeys / 16][4];
-__device__ __forceinline__ void softmax(float scale, float threshold, Scores& s, Weights& weights, State& state) {
+// Of the columns of S that a thread holds, two for each eight keys.
+__device__ __forceinline__ void load_columns(const float* scales, float2 (&columns)[kKeyTiles8]) {
+#pragma unroll
+  for (int n = 0; n < kKeyTiles8; ++n)
+    columns[n] = *reinterpret_cast<const float2*>(scales + 8 * n + threadIdx.x % 4 * 2);
+}
+__device__ __forceinline__ void scale_columns(const float* scales, Scores& s) {
+  float2 columns[kKeyTiles8];
+  load_columns(scales, columns);
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kKeyTiles8; ++n) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) s[m][n][2 * h] *= columns[n].x, s[m][n][2 * h + 1] *= columns[n].y;
+    }
+  }
+}
+
+// Scores to P, rounded, as the A operands of P V: [part][row tile][16 keys]. scale: of s, positive, to scores in base
+// 2. threshold: how far a max may be above row_max_ref; O and row_sum are rescaled only beyond it, which is rare after
+// the first tiles. v_scales: of the tile's keys, where tokens have scales; codes: V is of kCodeTypeV.
+using Weights = unsigned[Config::kPParts][kM][Config::kKeys / 16][4];
+__device__ __forceinline__ void softmax(float scale, float threshold, Scores& s, Weights& weights, State& state,
+                                        const float* v_scales = nullptr, bool codes = false) {
+  float2 columns[kKeyTiles8];
+  if constexpr (Config::kTokenScales) load_columns(v_scales, columns);
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
     float row_max[2];
@@ -165,16 +214,27 @@ __device__ __forceinline__ void softmax(float scale, float threshold, Scores& s,
       const float ref = finite_row_max(state.row_max_ref[m][h]) - Config::kMaxOffset;
 #pragma unroll
       for (int n = 0; n < kKeyTiles8; ++n) {
-        const float x = ptx::exp2_approx(fmaf(s[m][n][2 * h], scale, -ref)),
-                    y = ptx::exp2_approx(fmaf(s[m][n][2 * h + 1], scale, -ref));
+        float x = ptx::exp2_approx(fmaf(s[m][n][2 * h], scale, -ref)),
+              y = ptx::exp2_approx(fmaf(s[m][n][2 * h + 1], scale, -ref));
         state.row_sum[m][h] += x + y;
-        weights[m][n / 2][n % 2 * 2 + h] = common::pack<Config::kType>(x, y);
+        if constexpr (Config::kTokenScales) x *= columns[n].x, y *= columns[n].y;
+        unsigned& p = weights[0][m][n / 2][n % 2 * 2 + h];
+        if (Config::kPParts == 1 || !codes) {
+          p = common::pack<Config::kType>(x, y);
+        } else {
+          unsigned parts[2];
+          common::split_pair(x, y, parts);
+          p = parts[0], weights[Config::kPParts - 1][m][n / 2][n % 2 * 2 + h] = parts[1];
+        }
       }
     }
   }
 }
 
-__device__ __forceinline__ void multiply_pv(unsigned v, const Weights& weights, State& state) {
+// O += P V. kType: of V and P; kParts: of P.
+template <int kType, int kParts, class Beside = Nothing>
+__device__ __forceinline__ void multiply_pv(unsigned v, const Weights& weights, State& state,
+                                            const Beside& beside = {}) {
   using Layout = Config::LayoutV;
   const unsigned lane_v = down_then_on<Layout>(v);
 #pragma unroll
@@ -186,74 +246,90 @@ __device__ __forceinline__ void multiply_pv(unsigned v, const Weights& weights, 
       const unsigned b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        common::mma<Config::kType>(state.o[m][2 * block], weights[m][keys], b0);
-        common::mma<Config::kType>(state.o[m][2 * block + 1], weights[m][keys], b1);
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          common::mma<kType>(state.o[m][2 * block], weights[part][m][keys], b0);
+          common::mma<kType>(state.o[m][2 * block + 1], weights[part][m][keys], b1);
+        }
       }
+      beside(keys * Config::kBlocksV + block);
     }
   }
 }
 
 // True if one of two 16-bit numbers is not finite.
+template <int kType>
+constexpr unsigned kExponent = kType == common::kFloat16 ? 0x7c00u : 0x7f80u;
+template <int kType>
 __device__ __forceinline__ bool is_special(unsigned pair) {
-  constexpr unsigned kExponent = Config::kType == common::kFloat16 ? 0x7c00u : 0x7f80u;
-  return (pair & kExponent) == kExponent || (pair >> 16 & kExponent) == kExponent;
+  return (pair & kExponent<kType>) == kExponent<kType> || (pair >> 16 & kExponent<kType>) == kExponent<kType>;
 }
+template <int kType>
 __device__ __forceinline__ unsigned without_special(unsigned pair) {
-  constexpr unsigned kExponent = Config::kType == common::kFloat16 ? 0x7c00u : 0x7f80u;
-  if ((pair & kExponent) == kExponent) pair &= 0xffff0000u;
-  if ((pair >> 16 & kExponent) == kExponent) pair &= 0xffffu;
+  if ((pair & kExponent<kType>) == kExponent<kType>) pair &= 0xffff0000u;
+  if ((pair >> 16 & kExponent<kType>) == kExponent<kType>) pair &= 0xffffu;
   return pair;
 }
 
 // Where some rows do not see some keys, a NaN or infinity among these keys' values would be multiplied by P = 0. Adds
-// such numbers to the rows that do see them, and puts 0 in their place. Called by all threads of the block.
+// such numbers to the rows that do see them, and puts 0 in their place. Called by all threads of the block. kType: of
+// V; v_scales: of the tile's keys, where tokens have scales.
+template <int kType>
 __device__ __forceinline__ void take_special_values(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
-                                                    const Rows& rows, const unsigned (&found)[2], unsigned v,
-                                                    SharedStorage& shared, State& state) {
+                                                    const Rows& rows, const Found& found, unsigned v,
+                                                    SharedStorage& shared, State& state,
+                                                    const float* v_scales = nullptr) {
   using Layout = Config::LayoutV;
-  constexpr int kChunks = kernels::mma_chunks(Config::kHeadDimV), kHalf = kChunks / 2;
+  constexpr int kChunks = kernels::mma_chunks(Config::kHeadDimV), kParts = Config::kThreads / Config::kKeys,
+                kChunksOfPart = (kChunks + kParts - 1) / kParts;
   // Kept: computed here, where it is rarely needed.
   const int thread = static_cast<int>(ptx::kept(threadIdx.x)), row = thread % Config::kKeys,
-            half = thread / Config::kKeys;
+            part = thread / Config::kKeys;
+  const int end = kChunks % kParts == 0 ? (part + 1) * kChunksOfPart : min((part + 1) * kChunksOfPart, kChunks);
   bool any = false;
-  for (int chunk = half * kHalf; chunk < (half + 1) * kHalf; ++chunk) {
+  for (int chunk = part * kChunksOfPart; chunk < end; ++chunk) {
     unsigned x[4];
     ptx::load_shared_four(v + Layout::offset(row, chunk), x);
-    any = any || is_special(x[0]) || is_special(x[1]) || is_special(x[2]) || is_special(x[3]);
+    any =
+        any || is_special<kType>(x[0]) || is_special<kType>(x[1]) || is_special<kType>(x[2]) || is_special<kType>(x[3]);
   }
   const unsigned word = __ballot_sync(0xffffffffu, any);
-  if (thread % 32 == 0) shared.special[half][row / 32] = word;
+  if (thread % 32 == 0) shared.special[part][row / 32] = word;
   if (__syncthreads_or(any ? 1 : 0) == 0) return;
   const int pair = static_cast<int>(threadIdx.x % 4) * 4;  // bytes of this thread's channels within eight
 #pragma unroll 1
   for (int i = 0; i < Config::kKeys; ++i) {
     const int key = tile.start + i;
     const unsigned there = i < 32 ? found[0] : found[1];  // no array in local memory
-    const unsigned bits = (shared.special[0][i / 32] | shared.special[1][i / 32]) & there;
+    unsigned bits = 0;
+#pragma unroll
+    for (int j = 0; j < kParts; ++j) bits |= shared.special[j][i / 32];
+    bits &= there;
     if ((bits >> i % 32 & 1) == 0) continue;
 #pragma unroll
     for (int c = 0; c < 2 * Config::kBlocksV; ++c) {
       const unsigned x = ptx::load_shared_u32(v + Layout::offset(i, c) + pair);
-      if (!is_special(x)) continue;
-      const unsigned finite = without_special(x);
+      if (!is_special<kType>(x)) continue;
+      const unsigned finite = without_special<kType>(x);
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           if (!rows.sees(p, t, t.token_begin + Rows::row(m, h), key)) continue;
-          if ((x ^ finite) & 0xffffu) state.o[m][c][2 * h] += common::low_half<Config::kType>(x);
-          if ((x ^ finite) >> 16) state.o[m][c][2 * h + 1] += common::high_half<Config::kType>(x);
+          const float by = Config::kTokenScales ? v_scales[i] : 1.0f;
+          if ((x ^ finite) & 0xffffu) state.o[m][c][2 * h] += by * common::low_half<kType>(x);
+          if ((x ^ finite) >> 16) state.o[m][c][2 * h + 1] += by * common::high_half<kType>(x);
         }
       }
     }
   }
   __syncthreads();
-  for (int chunk = half * kHalf; chunk < (half + 1) * kHalf; ++chunk) {
+  for (int chunk = part * kChunksOfPart; chunk < end; ++chunk) {
     unsigned x[4];
     const unsigned at = v + Layout::offset(row, chunk);
     ptx::load_shared_four(at, x);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = without_special(x[i]);
+    for (int i = 0; i < 4; ++i) x[i] = without_special<kType>(x[i]);
     ptx::store_shared_four(at, x);
   }
   __syncthreads();

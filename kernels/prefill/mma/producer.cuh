@@ -42,7 +42,7 @@ __device__ __forceinline__ void copy_queries(const WorkTileParams& p, const Work
     copy_rows<Config::kHeadDimQk, Config::kRows>(p.q + first * 2, p.q_row_stride * 2, 0, t.num_tokens, to);
   } else {
 #pragma unroll 2
-      for (int i = threadIdx.x; i < Config::kRows * kChunks; i += Config::kThreads) {
+    for (int i = threadIdx.x; i < Config::kRows * kChunks; i += Config::kThreads) {
       const int row = i / kChunks;
       const bool there = row < t.num_tokens;
       const long long at = common::row_offset(p, t.batch, t.q_begin, t.token_begin + (there ? row : 0), head,
@@ -65,11 +65,27 @@ __device__ __forceinline__ bool find_row(const WorkTileParams& p, const WorkTile
     if (!common::is_there(p, s.page)) return false;
     row += s.page * plane.page_stride + s.slot * plane.slot_stride + kv_head * plane.head_stride;
   } else {
-    row += (t.batch * rows.batch_stride + (t.kv_row + key - t.num_cached) * rows.row_stride +
-            kv_head * rows.head_stride) *
-           2;
+    row +=
+        (t.batch * rows.batch_stride + (t.kv_row + key - t.num_cached) * rows.row_stride + kv_head * rows.head_stride) *
+        2;
   }
   return true;
+}
+
+// The first row of a cached tile whose keys lie in one page, and how many rows from tile.low on are to be read.
+struct PageRows {
+  const char* first;
+  unsigned count;
+};
+template <bool kValues>
+__device__ __forceinline__ PageRows find_page(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
+                                              int kv_head) {
+  const kernels::KvPlane& plane = kValues ? p.v : p.k;
+  const common::Slot s = common::find_slot(p, t.batch, tile.start, kValues);
+  const bool exists = common::is_there(p, s.page);
+  const char* const page = plane.data + (exists ? s.page : 0) * plane.page_stride;
+  return {page + s.slot * plane.slot_stride + kv_head * plane.head_stride,
+          exists ? static_cast<unsigned>(tile.high - tile.low) : 0};
 }
 
 template <bool kValues>
@@ -79,21 +95,17 @@ __device__ __forceinline__ void copy_tile(const WorkTileParams& p, const WorkTil
   using Layout = common::RowLayout<kChunks>;
   if constexpr (Layout::kSwizzled) {
     const kernels::KvPlane& plane = kValues ? p.v : p.k;
-    const kernels::NewRows& rows = kValues ? p.new_v : p.new_k;
+    const kernels::NewRows& dense = kValues ? p.new_v : p.new_k;
     if (!Config::kCached || !tile.cached) {
-      const long long row = t.batch * rows.batch_stride + (t.kv_row + tile.start - t.num_cached) * rows.row_stride,
-                      first = row + kv_head * rows.head_stride;
-      return copy_rows<kHeadDim, Config::kKeys>(rows.data + first * 2, rows.row_stride * 2, tile.low - tile.start,
+      const long long row = t.batch * dense.batch_stride + (t.kv_row + tile.start - t.num_cached) * dense.row_stride,
+                      first = row + kv_head * dense.head_stride;
+      return copy_rows<kHeadDim, Config::kKeys>(dense.data + first * 2, dense.row_stride * 2, tile.low - tile.start,
                                                 tile.high - tile.low, to);
     }
-    // Cached tiles begin at multiples of their keys.
+    // Cached tiles begin at multiples of their keys. (ptxas spills where this condition is a function.)
     if (p.paged == 0 || (p.page_shift >= 0 && 1 << p.page_shift >= Config::kKeys)) {
-      const common::Slot s = common::find_slot(p, t.batch, tile.start, kValues);
-      const bool exists = common::is_there(p, s.page);
-      const char* const page = plane.data + (exists ? s.page : 0) * plane.page_stride;
-      return copy_rows<kHeadDim, Config::kKeys>(page + s.slot * plane.slot_stride + kv_head * plane.head_stride,
-                                                plane.slot_stride, tile.low - tile.start,
-                                                exists ? tile.high - tile.low : 0, to);
+      const PageRows rows = find_page<kValues>(p, t, tile, kv_head);
+      return copy_rows<kHeadDim, Config::kKeys>(rows.first, plane.slot_stride, tile.low - tile.start, rows.count, to);
     }
   }
 #pragma unroll 2

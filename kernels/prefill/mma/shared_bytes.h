@@ -13,9 +13,19 @@ ATTUNE_SHARED_FUNCTION int mma_pitch(int head_dim) {
   const int chunks = mma_chunks(head_dim);
   return ((chunks & (chunks - 1)) == 0 ? chunks : chunks | 1) * 16;
 }
-// Q, a tile of K, a tile of V, and 256 bytes for the work tile and the bits of the tile's keys.
-ATTUNE_SHARED_FUNCTION int mma_shared_bytes(int rows, int keys, int head_dim_qk, int head_dim_v) {
-  return (rows + keys) * mma_pitch(head_dim_qk) + keys * mma_pitch(head_dim_v) + 256;
+// Whether Q of 16 rows a warp fits the registers beside O. Of 8-bit caches alone: that leaves their codes a place.
+ATTUNE_SHARED_FUNCTION bool mma_holds_queries(int row_tiles, int head_dim_qk, int head_dim_v) {
+  return row_tiles == 1 && head_dim_qk / 4 + head_dim_v / 2 <= 160;
+}
+// Q, a tile of K, a tile of V, and 256 bytes for the work tile and the bits of the tile's keys. quantized: Q maybe not,
+// and codes of a tile of K and of V; token_scales: with scales of K, and of V for two tiles.
+ATTUNE_SHARED_FUNCTION int mma_shared_bytes(int rows, int keys, int head_dim_qk, int head_dim_v, bool quantized,
+                                            bool token_scales) {
+  int bytes = keys * (mma_pitch(head_dim_qk) + mma_pitch(head_dim_v)) + 256;
+  if (!quantized || !mma_holds_queries(rows / 64, head_dim_qk, head_dim_v)) bytes += rows * mma_pitch(head_dim_qk);
+  if (quantized) bytes += keys * 8 * (mma_chunks(head_dim_qk) + mma_chunks(head_dim_v));
+  if (token_scales) bytes += keys * 12;
+  return bytes;
 }
 
 }  // namespace attune::kernels

@@ -176,7 +176,8 @@ void choose_blocks(const Problem& p, const DeviceShape& device, int64_t blocks_o
     c.stages = stages_that_fit(c, device);
     if (c.stages >= 3 || c.blocks_per_sm == 1) break;
   }
-  for (; c.stages == 0 && c.warps > 1; c.stages = stages_that_fit(c, device)) c.warps /= 2;  // wide rows where blocks have 99 KiB
+  for (; c.stages == 0 && c.warps > 1; c.stages = stages_that_fit(c, device))
+    c.warps /= 2;  // wide rows where blocks have 99 KiB
   if (c.cluster > 0) c.blocks = static_cast<int>(output_tiles) * c.cluster;
 }
 
@@ -262,8 +263,7 @@ Config choose_config(const Problem& p, const DeviceShape& device, const std::str
   c.kv_dtype = p.cache.k.dtype;
   c.out_dtype = p.out.dtype;
   c.parts = parts_of(p.q.dtype, c.kv_dtype);
-  c.token_scales =
-      p.cache.k_scale.mode == KvScale::Mode::kTokenHead || p.cache.v_scale.mode == KvScale::Mode::kTokenHead;
+  c.token_scales = p.cache.has_token_scales();
   c.score = attention::score_kinds(p);
   c.mask = attention::mask_kinds(p);
   c.t5 = attention::t5_buckets(p);

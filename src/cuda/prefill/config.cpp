@@ -222,8 +222,7 @@ Config choose_config(const Problem& p, int num_sms, int max_decode_q) {
   c.head_dim_v = static_cast<int>(p.head_dim_v);
   c.dtype = c.cache_dtype = p.q.dtype;
   if (p.cache) c.cache_dtype = p.cache.k.dtype;
-  c.token_scales = p.cache && (p.cache.k_scale.mode == KvScale::Mode::kTokenHead ||
-                               p.cache.v_scale.mode == KvScale::Mode::kTokenHead);
+  c.token_scales = p.cache && p.cache.has_token_scales();
   c.out_dtype = p.out.dtype;
   c.score = score_kinds(p);
   c.low_cap = c.score == use::kSoftcap && is_low_cap(p.softcap);

@@ -34,17 +34,25 @@ const char* misplaced_rows(const Problem& p) {
 }  // namespace
 
 size_t Config::shared_bytes() const {
-  return static_cast<size_t>(kernels::mma_shared_bytes(rows(), keys, head_dim_qk, head_dim_v));
+  return static_cast<size_t>(
+      kernels::mma_shared_bytes(rows(), keys, head_dim_qk, head_dim_v, quantized(), token_scales));
 }
 
 KernelSpec Config::kernel() const {
-  return {"prefill/prefill_mma.cu",
-          "attune_prefill_mma",
-          {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
-           define("ATTUNE_TYPE", dtype), define("ATTUNE_OUT_TYPE", out_dtype), define("ATTUNE_SCORE", score),
-           define("ATTUNE_MASK", mask), define("ATTUNE_CACHED", cached ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0),
-           define("ATTUNE_ROW_TILES", row_tiles), define("ATTUNE_BLOCKS_PER_SM", blocks_per_sm)},
-          shared_bytes()};
+  KernelSpec spec{
+      "prefill/prefill_mma.cu",
+      "attune_prefill_mma",
+      {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_TYPE", dtype),
+       define("ATTUNE_OUT_TYPE", out_dtype), define("ATTUNE_SCORE", score), define("ATTUNE_MASK", mask),
+       define("ATTUNE_CACHED", cached ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0),
+       define("ATTUNE_ROW_TILES", row_tiles), define("ATTUNE_BLOCKS_PER_SM", blocks_per_sm)},
+      shared_bytes()};
+  if (quantized()) {
+    spec.defines.push_back(define("ATTUNE_CACHE_TYPE", cache_dtype));
+    spec.defines.push_back(define("ATTUNE_TOKEN_SCALES", token_scales ? 1 : 0));
+    spec.defines.push_back(define("ATTUNE_KEYS", keys));
+  }
+  return spec;
 }
 
 std::array<uint32_t, 3> Config::grid(const Problem& p) const {
@@ -57,8 +65,11 @@ std::string refusal(const Problem& p) {
   if (p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) return "head dims that are no multiples of 8";
   if ((p.dense_kv || p.new_tokens) && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype))
     return "q, k and v of different dtypes";
-  if (p.cache && (p.cache.k.dtype != p.q.dtype || p.cache.v.dtype != p.q.dtype))
-    return "q and a cache of different dtypes";
+  if (p.cache && p.cache.k.dtype != p.cache.v.dtype) return "K and V of different dtypes";
+  if (p.cache && p.cache.k.dtype != p.q.dtype && p.cache.k.element_size != 1)
+    return "q and a 16-bit cache of different dtypes";
+  if (p.cache && p.cache.k.element_size == 1 && (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0))
+    return "head dims of an 8-bit cache that are no multiples of 16";
   if (const char* name = misplaced_rows(p); name != nullptr)
     return cat("rows of ", name, " that do not lie at multiples of 16 bytes");
   if (const std::string why = attention::refusal_of(attention::find_misaligned(p, false, false)); !why.empty())
@@ -70,7 +81,9 @@ Config choose_config(const Problem& p, int64_t shared_bytes_per_sm) {
   Config c;
   c.head_dim_qk = static_cast<int>(p.head_dim_qk);
   c.head_dim_v = static_cast<int>(p.head_dim_v);
-  c.dtype = p.q.dtype;
+  c.dtype = c.cache_dtype = p.q.dtype;
+  if (p.cache) c.cache_dtype = p.cache.k.dtype;
+  c.token_scales = c.quantized() && p.cache.has_token_scales();
   c.out_dtype = p.out.dtype;
   c.score = attention::score_kinds(p);
   c.mask = attention::mask_kinds(p);
@@ -85,8 +98,10 @@ Config choose_config(const Problem& p, int64_t shared_bytes_per_sm) {
     return blocks * (static_cast<int64_t>(c.shared_bytes()) + kReservedSharedBytes) <= shared_bytes_per_sm;
   };
   c.row_tiles = 2;
-  if (widest > 128 || !blocks_fit(2)) c.row_tiles = 1;
-  c.blocks_per_sm = widest <= 64 ? 3 : 2;
+  const bool two_parts = c.token_scales && c.dtype == ATTUNE_FLOAT16;  // of P
+  if (widest > 128 || (two_parts && widest > 64) || !blocks_fit(2)) c.row_tiles = 1;
+  if (!blocks_fit(1)) c.keys = 32;
+  c.blocks_per_sm = widest <= 64 && !c.quantized() ? 3 : 2;
   c.tokens_of_tile = c.rows();
   return c;
 }
@@ -144,8 +159,7 @@ Coverage coverage() {
   Coverage c = attention::coverage();
   c[Axis::kQueryDtype] = use::kQF16 | use::kQBf16;
   c[Axis::kKvSource] = use::kDense | use::kPaged | use::kContiguous | use::kNewTokens;
-  c[Axis::kKvFormat] = use::kF16 | use::kBf16 | use::kValiasesK | use::kVBesideK;
-  c[Axis::kKvScales] = use::kNoScale;
+  c[Axis::kKvFormat] = use::kF16 | use::kBf16 | use::kE4m3 | use::kE5m2 | use::kInt8 | use::kValiasesK | use::kVBesideK;
   c[Axis::kKvLayout] = use::kNhd | use::kHnd;
   c[Axis::kPrologue] = use::kNoPrologue;
   c.group_max = std::numeric_limits<int64_t>::max();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prefill attention on GPUs without wgmma (kernels/prefill/prefill_mma.cu): 16-bit queries over dense keys, a cache of
-// their type, or both.
+// their type or of 8 bits, or both.
 #pragma once
 
 #include <array>
@@ -19,14 +19,16 @@ namespace prefill_mma {
 
 struct Config : attention::WorkTiles {
   int head_dim_qk = 0, head_dim_v = 0;
-  int32_t dtype = 0, out_dtype = 0;
+  int32_t dtype = 0, cache_dtype = 0, out_dtype = 0;
   int score = 0, mask = 0;
   bool cached = false, dense = false;
-  int row_tiles = 1;      // of 16 rows, of each of four warps
-  int blocks_per_sm = 2;  // that registers are left for
+  bool token_scales = false;  // K or V of an 8-bit cache has a scale for each token
+  int row_tiles = 1;          // of 16 rows, of each of four warps
+  int blocks_per_sm = 2;      // that registers are left for
   kernels::T5Table t5 = {};
 
   int rows() const { return 64 * row_tiles; }
+  bool quantized() const { return cache_dtype != dtype; }
   size_t shared_bytes() const;
   KernelSpec kernel() const;
   // Query heads, sequences, row blocks.

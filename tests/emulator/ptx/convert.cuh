@@ -46,6 +46,14 @@ inline unsigned multiply_add_f16x2(unsigned a, unsigned b, unsigned c) {
   const auto one = [&](unsigned x, unsigned y, unsigned z) { return emulator::to_half(half(x) * half(y) + half(z)); };
   return one(a, b, c) | static_cast<unsigned>(one(a >> 16, b >> 16, c >> 16)) << 16;
 }
+inline unsigned multiply_add_bf16x2(unsigned a, unsigned b, unsigned c) {
+  // As above: those of kernels/common are exact.
+  const auto one = [](unsigned x, unsigned y, unsigned z) {
+    const auto number = [](unsigned bits) { return static_cast<double>(__uint_as_float(bits << 16)); };
+    return emulator::to_bf16(static_cast<float>(number(x) * number(y) + number(z)));
+  };
+  return one(a, b, c) | static_cast<unsigned>(one(a >> 16, b >> 16, c >> 16)) << 16;
+}
 inline unsigned multiply_f16x2(unsigned a, unsigned b) { return multiply_add_f16x2(a, b, 0x80008000u); }
 
 }  // namespace attune::ptx
