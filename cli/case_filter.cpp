@@ -9,7 +9,7 @@
 #include <regex>
 
 #include "cases/cuda_memory.h"
-#include "commands.h"
+#include "user_error.h"
 
 namespace attune::cli {
 

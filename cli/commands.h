@@ -6,15 +6,10 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <stdexcept>
+
+#include "user_error.h"
 
 namespace attune::cli {
-
-// The user gave something wrong. what() is one line.
-class UserError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
 
 inline constexpr int kExitFailed = 1;  // a check failed, or the library or the machine did
 inline constexpr int kExitBadInput = 2;

@@ -9,8 +9,8 @@
 
 #include "cases/number.h"
 #include "cases/work.h"
-#include "commands.h"
 #include "synthetic.h"
+#include "user_error.h"
 
 namespace attune::cli {
 namespace {

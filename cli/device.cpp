@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "attune/attune.hpp"
-#include "commands.h"
+#include "user_error.h"
 
 namespace attune::cli {
 

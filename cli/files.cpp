@@ -7,7 +7,7 @@
 #include <system_error>
 #include <utility>
 
-#include "commands.h"
+#include "user_error.h"
 
 namespace attune::cli {
 

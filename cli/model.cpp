@@ -10,10 +10,10 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "commands.h"
 #include "embedded.h"
 #include "files.h"
 #include "text.h"
+#include "user_error.h"
 
 namespace attune::cli {
 namespace {

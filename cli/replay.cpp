@@ -8,7 +8,6 @@
 #include <memory>
 
 #include "attune/attune.hpp"
-#include "commands.h"
 #include "cuda_bench.h"
 #include "device.h"
 #include "interrupt.h"
@@ -17,6 +16,7 @@
 #include "progress.h"
 #include "stopwatch.h"
 #include "text.h"
+#include "user_error.h"
 
 namespace attune::cli {
 namespace {

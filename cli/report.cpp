@@ -7,10 +7,10 @@
 #include <nlohmann/json.hpp>
 
 #include "attune/attune.hpp"
-#include "commands.h"
 #include "device.h"
 #include "files.h"
 #include "text.h"
+#include "user_error.h"
 
 namespace attune::cli {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "commands.h"
 #include "text.h"
+#include "user_error.h"
 
 namespace attune::cli {
 

@@ -12,9 +12,9 @@
 #include <optional>
 #include <string_view>
 
-#include "commands.h"
 #include "files.h"
 #include "text.h"
+#include "user_error.h"
 
 namespace attune::cli {
 namespace {

@@ -11,8 +11,8 @@
 
 #include "attune/attune.hpp"
 #include "cases/tensors.h"
-#include "commands.h"
 #include "stopwatch.h"
+#include "user_error.h"
 
 namespace attune::cli {
 namespace {
