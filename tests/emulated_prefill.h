@@ -85,7 +85,7 @@ class EmulatedPrefill : public tests::Emulated {
       other.assign(static_cast<size_t>(
                        std::max({bytes_of(p.cache.k), bytes_of(p.cache.v), bytes_of_rows(p.k), bytes_of_rows(p.v)})),
                    0x7f);
-      params.k.data = params.v.data = params.new_k.data = params.new_v.data = other.data();
+      params.new_k.data = params.new_v.data = params.k.data = params.v.data = other.data();
     }
     try {
       emulate_schedule(c, params);

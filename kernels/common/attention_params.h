@@ -4,6 +4,7 @@
 
 #include "common/host_device.h"
 #include "common/kinds.h"
+#include "common/kv_plane.h"
 #include "common/kv_scale.h"
 #include "common/prologue_params.h"
 
@@ -14,17 +15,6 @@ namespace attune::kernels {
 struct NewRows {
   const char* data;
   long long batch_stride, row_stride, head_stride, dim_stride;  // in elements
-};
-
-// Rows of K, or of V. Element d of (page, slot, head) is at page * page_stride + slot * slot_stride + head *
-// head_stride + (d / pack) * outer_stride + (d % pack) * inner_stride elements.
-struct KvPlane {
-  const char* data;
-  long long page_stride, slot_stride, head_stride;  // in bytes
-  long long outer_stride, inner_stride;             // in elements
-  int pack;
-  int contiguous;    // the elements of a row follow each other
-  int table_is_own;  // V: page ids are in v_page_table
 };
 
 // A bias [heads][rows][columns] of a float dtype; 0 beyond its rows and columns. data null: absent.

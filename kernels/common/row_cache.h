@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows and caches for the kernels beside attention. Compiled by NVRTC and by the host's compiler; no standard headers.
-// Strides are in bytes, but for those of scales.
+// Strides of rows are in bytes.
 #pragma once
 
+#include "common/kv_plane.h"
 #include "common/kv_scale.h"
 #include "common/prologue_params.h"
 
@@ -15,16 +16,8 @@ struct RowTensor {
   int dtype;
 };
 
-// Rows of a cache. Channel d of (page, offset, head) is at page * page_stride + offset * slot_stride + head *
-// head_stride + (d / pack) * outer_stride + (d % pack) * inner_stride. Packed formats: rows of bytes.
-struct RowPlane {
-  char* data;
-  long long page_stride, slot_stride, head_stride, outer_stride, inner_stride;
-  int pack, dtype;
-};
-
 struct RowCache {
-  RowPlane k, v;
+  KvPlane k, v;
   KvScale k_scale, v_scale;
   IntTable page_table, v_page_table, batch_index;
   long long num_pages, page_size, capacity;  // capacity: most tokens of a sequence

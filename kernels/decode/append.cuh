@@ -22,8 +22,7 @@ __device__ __forceinline__ float scale_of_row(const kernels::KvScale& scale, int
 }
 
 __device__ __forceinline__ char* row_of(const kernels::KvPlane& plane, int page, int offset, int head) {
-  return const_cast<char*>(plane.data) + page * plane.page_stride + offset * plane.slot_stride +
-         head * plane.head_stride;
+  return plane.data + page * plane.page_stride + offset * plane.slot_stride + head * plane.head_stride;
 }
 
 // Stores the row; this lane has channels [d, d + kVec).
@@ -78,8 +77,7 @@ __device__ __noinline__ void write_row(const kernels::KvPlane& plane, const kern
 #pragma unroll 1
   for (int d = lane; d < head_dim; d += 32) {
     const float code[1] = {scaled ? over(row[d]) : row[d]};
-    const long long at =
-        plane.contiguous ? d : d / plane.pack * plane.outer_stride + d % plane.pack * plane.inner_stride;
+    const long long at = plane.contiguous ? d : plane.element(d);
     common::store_run<1>(Config::kKvType, common::encode_run<1>(Config::kKvType, code), to + at * Config::kElement, 0,
                          false);
   }

@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   __syncwarp();  // keeps the compiler from moving both loads down to their uses
   Block::Inputs inputs;
   Block::request_rows(p, place, shared, inputs);
-  const bool finished = p.finished != nullptr && p.finished[place.batch * p.finished_stride] != 0;
+  const bool finished = scheduler::is_finished(p, place.batch);
   Sequence sequence{};
   sequence.num_q = p.fixed_q;
   scheduler::complete_sequence<Config::kTileKeys, Config::kRows>(p, place.batch, used, finished, sequence);

@@ -237,8 +237,7 @@ struct Producer {
 #pragma unroll 8
     for (int d = 0; d < kHeadDim; ++d) {
       const unsigned at = to + Layout::offset(lane, d * Config::kElement / 16) + d * Config::kElement % 16;
-      const long long from =
-          (d / plane.pack * plane.outer_stride + d % plane.pack * plane.inner_stride) * Config::kElement;
+      const long long from = plane.element(d) * Config::kElement;
       if constexpr (Config::kElement == 2) {
         const unsigned short x = is_valid ? *reinterpret_cast<const unsigned short*>(row + from) : 0;
         ptx::store_shared_u16(at, x);

@@ -4,6 +4,7 @@
 // A thread holds rows 2t, 2t + 1 of each tile of eight rows and keys g, g + 8 (g = lane / 4, t = lane % 4).
 #pragma once
 
+#include "common/row_max.cuh"
 #include "decode/config.cuh"
 #include "ptx/math.cuh"
 #include "ptx/matrix.cuh"
@@ -11,8 +12,7 @@
 
 namespace attune::decode {
 
-// P is relative to this. A row that has seen no key has row_max -inf, which must not be subtracted.
-__device__ __forceinline__ float finite_row_max(float row_max) { return row_max == -ptx::infinity() ? 0.0f : row_max; }
+using common::finite_row_max;
 
 // P, O and row_sum carry a factor of 2^kMaxOffset until the epilogue. In fp16 the largest P is 2^15, so that small
 // probabilities, and those of values with small scales, keep their bits.

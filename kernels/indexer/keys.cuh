@@ -137,7 +137,7 @@ class Keys {
 
   // Loads the fragments element by element, for any layout.
   __device__ __forceinline__ void read(const WorkTile& work, unsigned (&a)[Config::kTiles][4 * Config::kSteps]) {
-    const kernels::RowPlane& plane = p_.rows.cache.k;
+    const kernels::KvPlane& plane = p_.rows.cache.k;
     const Slot own_slot = look_up(work.sequence, work.keys, work.key + key_of(own_key()));
 #pragma unroll
     for (int r = 0; r < kRowsOfThread; ++r) {
@@ -148,7 +148,7 @@ class Keys {
         const int channel = 64 * c + first_channel_, count = from == nullptr ? 0 : min(16, p_.head_dim - channel);
         Raw<kType> raw = Raw<kType>::elements(count, [&](int i) {
           const int pack = divide(channel + i, p_.pack);
-          return from + pack * plane.outer_stride + (channel + i - pack * plane.pack) * plane.inner_stride;
+          return from + kSize * (pack * plane.outer_stride + (channel + i - pack * plane.pack) * plane.inner_stride);
         });
         ptx::pin(raw.word);  // fewer elements in flight, fewer registers
         to_fragment(raw, r, c, a);

@@ -26,12 +26,10 @@ __device__ __forceinline__ float query_element(const IndexScoresParams& p, long 
       p.q.dtype, row_of(p.rows, p.q, row) + head * p.q.head_stride + channel * p.q.channel_stride, 0);
 }
 __device__ __forceinline__ float key_element(const IndexScoresParams& p, const Slot& s, int channel) {
-  const kernels::RowPlane& k = p.rows.cache.k;
+  const kernels::KvPlane& k = p.rows.cache.k;
   const int pack = divide(channel, p.pack);
-  return common::load_element(k.dtype,
-                              k.data + s.page * k.page_stride + s.offset * k.slot_stride + pack * k.outer_stride +
-                                (channel - pack * k.pack) * k.inner_stride,
-                              0);
+  return common::load_element(k.dtype, k.data + s.page * k.page_stride + s.offset * k.slot_stride,
+                              pack * k.outer_stride + (channel - pack * k.pack) * k.inner_stride);
 }
 
 // The score of a row and this thread's key.

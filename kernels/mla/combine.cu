@@ -9,6 +9,7 @@
 // meanwhile one warpgroup computes their scales.
 #include "common/finish.cuh"
 #include "mla/partial_out.cuh"
+#include "mla/row_max.cuh"
 #include "ptx/atomic.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
@@ -94,7 +95,7 @@ __device__ __forceinline__ SplitStats split_scales(const float4 (&stats)[2], Sha
   for (int h = 0; h < 2; ++h) {
     const float prev_row_max = first ? -ptx::infinity() : shared.row_max[h];
     new_row_max[h] = fmaxf(largest_of_warp(stats[h].x), prev_row_max);
-    const float finite_max = new_row_max[h] == -ptx::infinity() ? 0.0f : new_row_max[h];
+    const float finite_max = finite_row_max(new_row_max[h]);
     scale[h] = ptx::exp2_approx(stats[h].x - finite_max);
     row_sum[h] = scale[h] * stats[h].y;
     scale[h] *= stats[h].z;

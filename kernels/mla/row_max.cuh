@@ -2,12 +2,12 @@
 // The running row max of the online softmax, and the reference that exponents are taken against.
 #pragma once
 
+#include "common/row_max.cuh"
 #include "ptx/math.cuh"
 
 namespace attune::mla {
 
-// The row max for exponents: 0 while a row has seen no key, as -inf - -inf is NaN.
-__device__ __forceinline__ float finite_row_max(float max) { return max == -ptx::infinity() ? 0.0f : max; }
+using common::finite_row_max;
 
 // Folds in a tile's row max. Returns the rescale factor for O and row_sum: 1 unless the reference moves.
 __device__ __forceinline__ float update_row_max(float tile_max, float c, float& row_max, float& row_max_ref) {

@@ -154,7 +154,7 @@ class MainloopFp32 {
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
       const float before = a.row_max[h];
       a.row_max[h] = fmaxf(before, top * c_);
-      const float row_max_ref = finite_or_zero(a.row_max[h]);
+      const float row_max_ref = finite_row_max(a.row_max[h]);
       rescale[h] = ptx::exp2_approx(before - row_max_ref);
       float sum[2] = {};
 #pragma unroll

@@ -126,7 +126,7 @@ class NonfiniteRows {
         float new_max = fmaxf(row_max, s);
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) new_max = fmaxf(new_max, __shfl_xor_sync(0xffffffffu, new_max, step));
-        const float row_max_ref = finite_or_zero(new_max), rescale = ptx::exp2_approx(row_max - row_max_ref);
+        const float row_max_ref = finite_row_max(new_max), rescale = ptx::exp2_approx(row_max - row_max_ref);
         const float own_p = ptx::exp2_approx(s - row_max_ref);
         row_max = new_max;
         row_sum *= rescale;

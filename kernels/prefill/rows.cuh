@@ -4,6 +4,7 @@
 #pragma once
 
 #include "common/masks.cuh"
+#include "common/row_max.cuh"
 #include "common/score_terms.cuh"
 #include "common/softcap.cuh"
 #include "prefill/shared_storage.cuh"
@@ -22,8 +23,7 @@ struct Choice<false, A, B> {
   using Type = B;
 };
 
-// The reference of exponents: a row that has seen no key has a row_max of -inf.
-__device__ __forceinline__ float finite_or_zero(float max) { return max == -ptx::infinity() ? 0.0f : max; }
+using common::finite_row_max;
 
 // fp8: the scales of q and k together, or that of v.
 __device__ __forceinline__ float code_scale(const WorkTileParams& p, bool values) {

@@ -80,7 +80,7 @@ class Softmax {
     float row_max_ref[2], c[2] = {score_scale(0), score_scale(1)};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      row_max_ref[h] = finite_or_zero(a.row_max_ref[h]);
+      row_max_ref[h] = finite_row_max(a.row_max_ref[h]);
       if constexpr (Rows::kSloped) row_max_ref[h] = fmaf(rows.slope[h], rows.distance_of(h, start), row_max_ref[h]);
     }
     p_max_bits_ = 0;
@@ -172,7 +172,7 @@ class Softmax {
   template <class Last, class OverlapLast>
   __device__ __forceinline__ void softmax_softcap_deferred(int i, float (&s)[Config::kKeys / 2], Accumulators& a,
                                                            const Last& last, const OverlapLast& overlap_last) const {
-    const float row_max_ref[2] = {finite_or_zero(a.row_max_ref[0]), finite_or_zero(a.row_max_ref[1])};
+    const float row_max_ref[2] = {finite_row_max(a.row_max_ref[0]), finite_row_max(a.row_max_ref[1])};
     exponentiate<kScores, true>(
         i, s, [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], row_max_ref[j / 2 % 2]); },
         [&](int first, int end) { add_row_sum(first, end, s, a); }, last, overlap_last);
@@ -183,7 +183,7 @@ class Softmax {
     bool beyond[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float largest = ptx::exp2_approx(edge - finite_or_zero(a.row_max_ref[h]));
+      const float largest = ptx::exp2_approx(edge - finite_row_max(a.row_max_ref[h]));
       beyond[h] = !(added[h] <= largest) & !Rows::is_padding(a.row_max_limit, h);
     }
     return beyond[0] | beyond[1];

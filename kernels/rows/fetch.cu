@@ -54,7 +54,7 @@ __device__ __forceinline__ void start_row(const FetchParams& p, const TokenAddre
   const char* scales = kFormat == 0 && r.of_v ? address.scales[1] : address.scales[0];
   r.in_cache = row != nullptr;
   if (!r.in_cache) return;
-  const RowPlane& plane = r.of_v ? p.cache.v : p.cache.k;
+  const KvPlane& plane = r.of_v ? p.cache.v : p.cache.k;
   const KvScale& scale = r.of_v ? p.cache.v_scale : p.cache.k_scale;
   row += head * plane.head_stride;
   float of_row = 1.0f;
@@ -82,7 +82,7 @@ __device__ __forceinline__ void start_row(const FetchParams& p, const TokenAddre
 
 __device__ __forceinline__ void decode(const FetchParams& p, const Row& r, int channel, const RawRun<kWidth>& raw,
                                        float scale, float (&x)[kWidth]) {
-  const RowPlane& plane = r.of_v ? p.cache.v : p.cache.k;
+  const KvPlane& plane = r.of_v ? p.cache.v : p.cache.k;
   bool scaled = scale_mode(r.of_v ? p.cache.v_scale : p.cache.k_scale) != ScaleMode::kNone;
   if constexpr (kFormat == 0) {
     common::decode_run<kWidth>(type_of(kCacheType, plane.dtype), raw, x);

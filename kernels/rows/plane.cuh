@@ -7,8 +7,8 @@
 
 namespace attune::rows {
 
+using kernels::KvPlane;
 using kernels::KvScale;
-using kernels::RowPlane;
 using kernels::RowTensor;
 using common::Unit;
 
@@ -39,7 +39,7 @@ __device__ __forceinline__ ScaleMode scale_mode(const KvScale& s) {
 __device__ __forceinline__ char* row_at(const RowTensor& t, long long outer, long long inner) {
   return t.data + outer * t.outer_stride + inner * t.row_stride;
 }
-__device__ __forceinline__ char* row_at(const RowPlane& t, long long page, long long offset) {
+__device__ __forceinline__ char* row_at(const KvPlane& t, long long page, long long offset) {
   return t.data + page * t.page_stride + offset * t.slot_stride;
 }
 __device__ __forceinline__ char* scale_at(const KvScale& t, long long page, long long offset) {
@@ -50,10 +50,9 @@ __device__ __forceinline__ char* scale_at(const KvScale& t, long long page, long
 __device__ __forceinline__ long long channel_at(const RowTensor& t, int dtype, int channel) {
   return kVector ? channel * common::element_size(dtype) : channel * t.channel_stride;
 }
-__device__ __forceinline__ long long channel_at(const RowPlane& t, int dtype, int channel) {
+__device__ __forceinline__ long long channel_at(const KvPlane& t, int dtype, int channel) {
   if (kVector) return channel * common::element_size(dtype);
-  const int pack = channel / t.pack;
-  return pack * t.outer_stride + (channel - pack * t.pack) * t.inner_stride;
+  return t.element(channel) * common::element_size(dtype);
 }
 
 // Tells the compiler that an address, which was loaded from shared memory, is one of global memory.

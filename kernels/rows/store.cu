@@ -165,7 +165,7 @@ __device__ __forceinline__ float amax_of_row(const Units& units, const Row& r, c
 
 __device__ __forceinline__ void store_plain(const StoreParams& p, const Units& units, const Row& r, int lane,
                                             const Channels& x) {
-  const RowPlane& plane = r.part == kRowOfV ? p.cache.v : p.cache.k;
+  const KvPlane& plane = r.part == kRowOfV ? p.cache.v : p.cache.k;
   const int dtype = type_of(kCacheType, plane.dtype);
   const ScaleMode mode = scale_mode(r.part == kRowOfV ? p.cache.v_scale : p.cache.k_scale);
   float value = 1.0f;

@@ -13,6 +13,10 @@ using common::kMayHaveRanges;
 using kernels::AttentionParams;
 using kernels::Sequence;
 
+__device__ __forceinline__ bool is_finished(const AttentionParams& p, int b) {
+  return p.finished != nullptr && p.finished[b * p.finished_stride] != 0;
+}
+
 // Fills all fields of sequence b but q_begin and num_q, which are set. used: its entry of seqused_kv.
 template <int kTileKeys, int kBlockRows>
 __device__ __forceinline__ void complete_sequence(const AttentionParams& p, int b, int used, bool finished,
@@ -52,7 +56,7 @@ __device__ __forceinline__ Sequence read_sequence(const AttentionParams& p, int 
     s.q_begin = 0;
     s.num_q = p.fixed_q;
   }
-  const bool finished = p.finished != nullptr && p.finished[b * p.finished_stride] != 0;
+  const bool finished = is_finished(p, b);
   complete_sequence<kTileKeys, kBlockRows>(p, b, int_at(p.seqused_kv, b), finished, s);
   if (s.num_q > p.max_decode_q) s.row_blocks = 0;
   return s;

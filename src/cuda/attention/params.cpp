@@ -19,21 +19,6 @@ using kernels::AttentionParams;
 
 int64_t t5_direction_buckets(const Problem& p) { return p.t5_bidirectional ? p.t5_num_buckets / 2 : p.t5_num_buckets; }
 
-kernels::KvPlane to_plane(const KvPlane& v, bool own_table) {
-  const int64_t size = v.element_size;
-  kernels::KvPlane k{};
-  k.data = reinterpret_cast<const char*>(v.data);
-  k.page_stride = v.page_stride * size;
-  k.slot_stride = v.slot_stride * size;
-  k.head_stride = v.head_stride * size;
-  k.outer_stride = v.outer_stride;
-  k.inner_stride = v.inner_stride;
-  k.pack = static_cast<int>(v.pack);
-  k.contiguous = v.contiguous ? 1 : 0;
-  k.table_is_own = own_table ? 1 : 0;
-  return k;
-}
-
 struct RowStrides {
   long long batch, row, head;
 };
@@ -62,8 +47,9 @@ void fill_rows(const Problem& p, AttentionParams& k) {
 
 void fill_cache(const Problem& p, AttentionParams& k) {
   const KvCache& c = p.cache;
-  k.k = to_plane(c.k, false);
-  k.v = to_plane(c.v, c.paged && static_cast<bool>(c.v_page_table));
+  k.k = ops::kv_plane(c.k);
+  k.v = ops::kv_plane(c.v);
+  k.v.table_is_own = c.paged && c.v_page_table ? 1 : 0;
   k.k_scale = c.k_scale;
   k.v_scale = c.v_scale;
   k.page_table = ops::int_table(c.page_table);

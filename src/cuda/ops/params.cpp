@@ -32,21 +32,6 @@ bool has_vectors(const KvPlane& p, int64_t channels) {
 
 char* bytes(const void* data) { return const_cast<char*>(static_cast<const char*>(data)); }
 
-kernels::RowPlane row_plane(const KvPlane& p) {
-  const int64_t size = p.element_size;
-  kernels::RowPlane k{};
-  k.data = bytes(p.data);
-  k.page_stride = p.page_stride * size;
-  k.slot_stride = p.slot_stride * size;
-  k.head_stride = p.head_stride * size;
-  // A contiguous row is one pack, whatever its layout calls it.
-  k.pack = p.contiguous ? std::numeric_limits<int>::max() : to_int(p.pack);
-  k.outer_stride = p.outer_stride * size;
-  k.inner_stride = p.inner_stride * size;
-  k.dtype = p.dtype;
-  return k;
-}
-
 void fill_finished(const FlagView& finished, kernels::RowTokens& t) {
   t.finished = finished.data;
   t.finished_stride = finished.stride;
@@ -68,6 +53,21 @@ kernels::RowTokens cache_tokens(const CacheProblem& op) {
 }
 
 }  // namespace
+
+kernels::KvPlane kv_plane(const KvPlane& p) {
+  const int64_t size = p.element_size;
+  kernels::KvPlane k{};
+  k.data = bytes(p.data);
+  k.page_stride = p.page_stride * size;
+  k.slot_stride = p.slot_stride * size;
+  k.head_stride = p.head_stride * size;
+  k.pack = p.contiguous ? std::numeric_limits<int>::max() : to_int(p.pack);
+  k.outer_stride = p.outer_stride;
+  k.inner_stride = p.inner_stride;
+  k.contiguous = p.contiguous ? 1 : 0;
+  k.dtype = p.dtype;
+  return k;
+}
 
 kernels::IntTable int_table(const IntView& v) {
   return v ? kernels::IntTable{v.data, v.row_stride, v.col_stride} : kernels::IntTable{nullptr, 0, 0};
@@ -122,8 +122,8 @@ kernels::RowTensor row_tensor(const RowView& v) {
 kernels::RowCache row_cache(const KvCache& c) {
   kernels::RowCache k{};
   if (!c) return k;
-  k.k = row_plane(c.k);
-  k.v = row_plane(c.v);
+  k.k = kv_plane(c.k);
+  k.v = kv_plane(c.v);
   k.k_scale = c.k_scale;
   k.v_scale = c.v_scale;
   k.page_table = int_table(c.page_table);

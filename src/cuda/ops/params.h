@@ -9,6 +9,7 @@
 
 namespace attune::cuda::ops {
 
+kernels::KvPlane kv_plane(const KvPlane& p);
 kernels::IntTable int_table(const IntView& v);
 kernels::FloatTable float_table(const ParamView& v);
 kernels::PrologueParams prologue_params(const Prologue& p);
