@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attune.h is C99, and the library can be called from C: one small decode, and one refused descriptor. */
-#include <attune/attune.h>
+/* The headers are C99, and the library can be called from C: one small decode, a table, and one refused descriptor. */
+#include <attune/ops.h> /* alone: it brings attune.h */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,9 +61,17 @@ static int attends(void) {
   return 0;
 }
 
+static int makes_a_table(void) {
+  float slopes[kHeadsQ];
+  REQUIRE(attune_alibi_slopes(kHeadsQ, slopes) == ATTUNE_OK);
+  REQUIRE(slopes[0] == 0.25f); /* 2^(-8 / heads) */
+  return 0;
+}
+
 int main(void) {
   REQUIRE(strcmp(attune_version(), ATTUNE_VERSION_STRING) == 0);
   REQUIRE(refuses_a_wrong_shape() == 0);
   REQUIRE(attends() == 0);
+  REQUIRE(makes_a_table() == 0);
   return 0;
 }

@@ -4,7 +4,7 @@
 set -euo pipefail
 library=${1:-${ATTUNE_LIBRARY:?}}
 nm=${NM:-nm}
-header=${ATTUNE_SOURCE_DIR:?}/include/attune/attune.h
+headers=("${ATTUNE_SOURCE_DIR:?}"/include/attune/*.h)
 failed=0
 report() { # TITLE LIST
   [[ -z $2 ]] && return
@@ -15,9 +15,9 @@ report() { # TITLE LIST
 
 # The version node (ATTUNE_0) is an absolute symbol.
 exported=$("$nm" -D --defined-only "$library" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' | sort -u)
-declared=$(grep -oE '\battune_[a-z0-9_]+\(' "$header" | tr -d '(' | sort -u)
-report "exported, but not in attune.h" "$(comm -23 <(echo "$exported") <(echo "$declared"))"
-report "in attune.h, but not exported" "$(comm -13 <(echo "$exported") <(echo "$declared"))"
+declared=$(grep -ohE '\battune_[a-z0-9_]+\(' "${headers[@]}" | tr -d '(' | sort -u)
+report "exported, but not declared" "$(comm -23 <(echo "$exported") <(echo "$declared"))"
+report "declared, but not exported" "$(comm -13 <(echo "$exported") <(echo "$declared"))"
 
 undefined=$("$nm" -D --undefined-only "$library" | awk '{ sub(/@.*/, "", $NF); print $NF }' | sort -u)
 ends='abort|exit|_exit|_Exit|quick_exit|at_quick_exit|__assert_fail|__assert|raise|kill|_ZN3hwy5AbortEPKciS1_z'

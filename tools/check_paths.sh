@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Every path that the documents name in `code spans` must exist (globs are allowed), and so must pages that attune.h names. Links are
+# Every path that the documents name in `code spans` must exist (globs are allowed), and so must pages that the public headers name. Links are
 # those of check_links.py.
 # usage: tools/check_paths.sh [ROOT]
 set -euo pipefail
@@ -17,7 +17,7 @@ exists() {
 }
 
 shopt -s nullglob
-for document in *.md docs/*.md docs/*/*.md include/attune/attune.h; do
+for document in *.md docs/*.md docs/*/*.md include/attune/*.h; do
   # Code blocks hold commands and programs: only spans are read.
   text=$(awk '/^ *```/ { inside = !inside; next } !inside' "$document")
   # shellcheck disable=SC2016  # the backquotes are Markdown

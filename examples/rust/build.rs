@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Makes the bindings of attune/attune.h by the command bindgen (Debian: `apt-get install cargo bindgen`) and links libattune.
 //!
-//! ATTUNE_INCLUDE_DIR: where the header is; default: this checkout's. ATTUNE_LIB_DIR: where libattune.so is; default: where the
+//! ATTUNE_INCLUDE_DIR: where the headers are; default: this checkout's. ATTUNE_LIB_DIR: where libattune.so is; default: where the
 //! linker looks.
 
 use std::path::PathBuf;
@@ -14,7 +14,9 @@ fn main() {
     }
     let include = env::var("ATTUNE_INCLUDE_DIR").unwrap_or_else(|_| "../../include".to_string());
     let header = PathBuf::from(include).join("attune/attune.h");
-    println!("cargo:rerun-if-changed={}", header.display());
+    for name in ["attune.h", "ops.h"] {
+        println!("cargo:rerun-if-changed={}", header.with_file_name(name).display());
+    }
 
     let bindings = PathBuf::from(env::var("OUT_DIR").unwrap()).join("bindings.rs");
     let done = Command::new("bindgen")

@@ -13,12 +13,12 @@ import pytest
 import attune
 from attune import _core, _types
 
-HEADER = pathlib.Path(__file__).parents[2] / "include/attune/attune.h"
+ROOT = pathlib.Path(__file__).parents[2]
+DECLARED = "".join(path.read_text() for path in sorted((ROOT / "include/attune").glob("*.h")))
 
 
 def fields_of_header(struct):
-    text = HEADER.read_text()
-    body = re.search(rf"typedef struct {struct} \{{(.*?)\}} {struct};", text, re.S).group(1)
+    body = re.search(rf"typedef struct {struct} \{{(.*?)\}} {struct};", DECLARED, re.S).group(1)
     body = re.sub(r"/\*.*?\*/", "", body, flags=re.S)
     names = []
     for declaration in filter(str.strip, body.split(";")):
@@ -67,26 +67,24 @@ def test_type_file_names_what_the_module_has():
 
 def test_types():
     pytest.importorskip("mypy", reason="mypy is not installed: types are not checked")
-    root = HEADER.parents[2]
-    done = subprocess.run([sys.executable, "-m", "mypy", "--config-file", root / "pyproject.toml", "--cache-dir", os.devnull],
-                          capture_output=True, text=True, cwd=root)
+    done = subprocess.run([sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", "--cache-dir", os.devnull],
+                          capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_calls_and_examples_are_typed():
     """As a user's own files are checked: typed_calls.py has results and mistakes, the examples must be clean."""
     pytest.importorskip("mypy", reason="mypy is not installed: types are not checked")
-    root = HEADER.parents[2]
-    files = [root / "python/tests/typed_calls.py", *(path for path in sorted((root / "examples/python").glob("*.py")) if path.stem != "roofline")]
-    done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--follow-imports", "silent", "--config-file", root / "pyproject.toml",
-                           "--cache-dir", os.devnull, *files], capture_output=True, text=True, cwd=root)
+    files = [ROOT / "python/tests/typed_calls.py", *(path for path in sorted((ROOT / "examples/python").glob("*.py")) if path.stem != "roofline")]
+    done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--follow-imports", "silent", "--config-file", ROOT / "pyproject.toml",
+                           "--cache-dir", os.devnull, *files], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"in {len(files)} source files" in done.stdout
 
 
 def test_every_c_function_is_reached():
-    source = "".join(path.read_text() for path in (HEADER.parents[2] / "python/src").glob("*.*"))
-    functions = set(re.findall(r"ATTUNE_API \w+[ *]+\w*?(attune_\w+)\(", HEADER.read_text()))
+    source = "".join(path.read_text() for path in (ROOT / "python/src").glob("*.*"))
+    functions = set(re.findall(r"ATTUNE_API \w+[ *]+\w*?(attune_\w+)\(", DECLARED))
     assert len(functions) > 30
     unused = {name for name in functions if name not in source}
     assert not unused - {"attune_dtype_name"}, unused

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API reference as Markdown: attune.h and attune.hpp from their comments, the Python package from its docstrings.
+"""The API reference as Markdown: attune.h, ops.h and attune.hpp from their comments, the Python package from its docstrings.
 
 Sources are read, not run: nothing has to be built. What the library exports and a page lacks is an error.
 """
@@ -85,12 +85,13 @@ def chunks(text):
         yield "\n".join(current)
 
 
-def c_page(header):
-    """attune.h: a section for each of its rules, an entry for each declaration."""
-    text = header.read_text()
+def c_page(*headers):
+    """attune.h and ops.h: a section for each of their rules, an entry for each declaration. The first has the conventions."""
+    texts = [header.read_text() for header in headers]
+    text = "\n".join(texts)
     intro = re.match(r"/\*.*?\*/", text, re.S)[0]
     page = ["# C API\n", prose(re.sub(r"SPDX[^\n]*\n \*\n", "", intro)), "\n"]
-    body = text[text.index("/* ---") :].split("#ifdef __cplusplus")[0]
+    body = "\n".join(part[part.index("/* ---") :].split("#ifdef __cplusplus")[0] for part in texts)
     seen = set()
     for chunk in chunks(body):
         rule = re.match(r"/\* -{5,} (.+?) \*/", chunk)
@@ -108,7 +109,7 @@ def c_page(header):
             elif comment:
                 page.append(prose(comment) + "\n")
     exported = set(re.findall(r"^ATTUNE_API [\w ]+[ *]+(\w+)\(", text, re.M)) | set(re.findall(r"^typedef (?:struct|enum) (\w+)", text, re.M))
-    check("attune.h", exported, seen)
+    check("the C API", exported, seen)
     return "\n".join(page)
 
 
@@ -286,6 +287,6 @@ def check(where, exported, seen):
 def pages(root):
     """path in the site -> Markdown."""
     root = pathlib.Path(root)
-    return {"docs/api/c.md": c_page(root / "include/attune/attune.h"),
+    return {"docs/api/c.md": c_page(root / "include/attune/attune.h", root / "include/attune/ops.h"),
             "docs/api/cpp.md": cpp_page(root / "include/attune/attune.hpp"),
             "docs/api/python.md": python_page(root / "python/attune")}
