@@ -121,8 +121,8 @@ TEST(CudaApi, TheNearestKernelIsNamed) {
         "cuda_mla, which lacks KV format: e4m3"},
        {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "cache": {"dtype": "e4m3", "scales": "head"})",
         "cuda_mla, which lacks KV format: e4m3; KV scales: per tensor"},
-       {R"("head_dim": [576, 512], "kv": "paged", "cache": {"format": "mla_656"}, "mask_bits": 1)",
-        "cuda_mla, which lacks mask: bits"},
+       {R"("head_dim": [576, 512], "kv": "paged", "cache": {"format": "mla_656"}, "ranges": [[3, 9]])",
+        "cuda_mla, which lacks mask: bidirectional ranges"},
        {R"("head_dim": [512, 512], "kv": "slots", "sparse": {"topk": 9}, "cache": {"format": "mla_584"}, "dtype": "f16")",
         "cuda_mla, which does not take q of float16 over cache, a packed one; it takes bfloat16"},
        {R"("dtype": "e5m2", "out_dtype": "bf16")", "cuda_decode, which lacks KV source: dense"}}) {

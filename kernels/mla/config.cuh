@@ -2,6 +2,7 @@
 // What the kernels for Hopper are compiled for, and the addresses in the shared memory of the M = 64 kernel.
 #pragma once
 
+#include "common/masks.cuh"
 #include "common/pipeline_state.cuh"
 #include "common/shared_view.cuh"
 #include "common/stamp.cuh"
@@ -18,6 +19,13 @@
 namespace attune::mla {
 
 using common::PipelineState;
+
+// Of use::kCompiledMasks; not defined: none.
+#ifndef ATTUNE_MASK
+using KeyMask = common::KeyMask<0>;
+#else
+using KeyMask = common::KeyMask<ATTUNE_MASK>;
+#endif
 
 struct Config : ProblemConfig {
   static constexpr int kBlockM = kernels::kMlaBlockM, kBlockN = kernels::kMlaBlockN, kStages = kernels::kMlaStages;
@@ -51,6 +59,7 @@ struct Config : ProblemConfig {
 
   static_assert(kCluster == 1 || (kCluster == 2 && (kDequant || kTma)), "pairs of blocks share boxes or codes");
   static_assert(!(kSparse && kTma), "boxes hold neighbours");
+  static_assert(!(kSparse && KeyMask::kAny), "lists say which keys are seen");
 };
 
 // A tile's channels arrive, and are multiplied, in slices: slice 0 is what only K has (the rope channels), 1 to 4 are

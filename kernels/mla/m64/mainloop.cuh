@@ -53,17 +53,17 @@ class Mainloop {
       const PipelineState first = counts.pipe(0), second = counts.pipe(1);
       counts.advance(2);
       if constexpr (kWarpgroup == 0) {
-        wg0_local(first, left == 2, s, a);
+        wg0_local(first, left == 2, rows, s, a);
         wg0_remote(second, counts.pipe(0), left > 2, s, a);
       } else {
-        wg1_both(first, second, left <= 3, a);
+        wg1_both(first, second, left <= 3, rows, a);
       }
     }
     if (left == 1) {
       const PipelineState first = counts.pipe(0);
       counts.advance(1);
       if constexpr (kWarpgroup == 0) {
-        wg0_local(first, true, s, a);
+        wg0_local(first, true, rows, s, a);
       } else {
         if (accumulate_ == 0) {  // there was no pair
           __syncwarp();          // all lanes have seen q_full, whose next phase would hide it
@@ -80,8 +80,8 @@ class Mainloop {
 
  private:
   // WG0: tile A, whose S is its own.
-  __device__ __forceinline__ void wg0_local(PipelineState pipe, bool last, float (&s)[Config::kBlockN / 2],
-                                            Accumulators& a) {
+  __device__ __forceinline__ void wg0_local(PipelineState pipe, bool last, const Rows& rows,
+                                            float (&s)[Config::kBlockN / 2], Accumulators& a) {
     float rescale[2];
     if constexpr (!kOverlapNextQK) qk_gemm(pipe, s, [] {});
     const ptx::Descriptor v = v_descriptor(pipe);
@@ -90,7 +90,7 @@ class Mainloop {
       ptx::pin(s);
     }
     if (last) release_q();
-    Softmax::softmax(smem_, c_, TileMask(smem_, pipe.stage), s, rescale, a);
+    Softmax::softmax(smem_, c_, TileMask(smem_, pipe.stage), rows, s, rescale, a);
     release(pipe, kKOnly);
     Softmax::accumulate_row_sum(rescale, s, a);
     Softmax::convert_p(s, p_regs_);
@@ -127,7 +127,8 @@ class Mainloop {
   }
 
   // WG1: tiles A and B.
-  __device__ __forceinline__ void wg1_both(PipelineState first, PipelineState second, bool last, Accumulators& a) {
+  __device__ __forceinline__ void wg1_both(PipelineState first, PipelineState second, bool last, const Rows& rows,
+                                           Accumulators& a) {
     float s[Config::kBlockN / 2], rescale[2];
     unsigned p_regs[Softmax::kPRegs];
     wait_v(first);
@@ -151,7 +152,7 @@ class Mainloop {
     ptx::wgmma_wait<Config::kDequant ? 0 : 1>();
     ptx::pin(s);
     if (last) release_q();
-    Softmax::softmax(smem_, c_, mask, s, rescale, a);
+    Softmax::softmax(smem_, c_, mask, rows, s, rescale, a);
     release(second, kKOnly);
     Softmax::accumulate_row_sum(rescale, s, a);  // before they become P: registers are scarce while a GEMM runs
     if constexpr (kPvBeforePublish) {

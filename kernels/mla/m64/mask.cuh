@@ -72,8 +72,23 @@ struct TileMask {
   }
 };
 
+// Of the thread's keys of a tile that begins at key `start`, those that KeyMask shows to row h; bits as keys_before().
+__device__ __forceinline__ unsigned keys_shown(const Rows& rows, int h, int start) {
+  if (!KeyMask::kAny || rows.token(h) < 0) return ~0u;
+  KeyMask key_mask;
+  key_mask.start(rows.p, rows.t.batch, rows.t.q_begin);
+  unsigned shown = 0;
+#pragma unroll 1
+  for (int i = 0; i < Config::kBlockN / 4; ++i) {
+    const int key = start + i / 2 * 8 + static_cast<int>(threadIdx.x % 4) * 2 + i % 2;
+    if (key_mask.sees(rows.p, rows.token(h), rows.head(h), key)) shown |= 1u << i;
+  }
+  return shown;
+}
+
 // Sets scores of masked keys to -inf.
-__device__ __forceinline__ void apply_mask(const Smem& smem, const TileMask& mask, float (&s)[Config::kBlockN / 2]) {
+__device__ __forceinline__ void apply_mask(const Smem& smem, const TileMask& mask, const Rows& rows,
+                                           float (&s)[Config::kBlockN / 2]) {
   if (mask.needs_row_mask || (mask.masked[0] | mask.masked[1]) != 0) [[unlikely]] {
     unsigned visible_to_all = 0;
 #pragma unroll
@@ -88,6 +103,7 @@ __device__ __forceinline__ void apply_mask(const Smem& smem, const TileMask& mas
       if (mask.needs_row_mask) {
         const int2 row_limits = *smem.row_limits(row_of_thread() + 8 * h);
         visible &= keys_before(row_limits.y - mask.start) & ~keys_before(row_limits.x - mask.start);
+        visible &= keys_shown(rows, h, mask.start);
       }
 #pragma unroll
       for (int i = 0; i < Config::kBlockN / 4; ++i) {

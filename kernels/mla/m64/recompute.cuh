@@ -63,6 +63,8 @@ class RecomputeNonfinite {
     const char* q = p.q + 2 * common::row_offset(p, t.batch, t.q_begin, token, head, p.q_batch_stride, p.q_row_stride,
                                                  p.q_head_stride);
     const KeyTiles key_tiles(t.num_cached, t.first_key, t.end_key);
+    KeyMask key_mask;
+    if constexpr (KeyMask::kAny) key_mask.start(p, t.batch, t.q_begin);
     float o[kChannelsOfLane] = {}, row_max = -ptx::infinity(), row_sum = 0;
 #pragma unroll 1
     for (int i = t.tile_begin; i < t.tile_end; ++i) {
@@ -71,6 +73,9 @@ class RecomputeNonfinite {
       const bool quantized = Config::kDequant && tile.cached;
 #pragma unroll 1
       for (int key = max(tile.low, first); key < min(tile.high, end); ++key) {
+        if constexpr (KeyMask::kAny) {
+          if (!key_mask.sees(p, token, head, key)) continue;
+        }
         const int index = source.load_index(key);
         const char* const at = source.locate(key, index);
         if (at == nullptr) continue;

@@ -29,9 +29,9 @@ struct Softmax {
 
   // Replaces S by P in place, and sets the factor by which O and row_sum are to be rescaled.
   __device__ __forceinline__ static void softmax(const Smem& smem, float c, const TileMask& mask,
-                                                 float (&s)[Config::kBlockN / 2], float (&rescale)[2],
+                                                 const Rows& rows, float (&s)[Config::kBlockN / 2], float (&rescale)[2],
                                                  Accumulators& a) {
-    apply_mask(smem, mask, s);
+    apply_mask(smem, mask, rows, s);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float max[4];

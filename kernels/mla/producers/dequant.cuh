@@ -112,12 +112,11 @@ class DequantProducer {
   // Finds the work tile's tiles of which all rows see all keys. Once a work tile: the first warp would be the last to
   // dequantize if it asked at every tile.
   __device__ __forceinline__ void find_unmasked(const WorkTile& t) {
-    const int position = t.num_keys - t.num_q + t.token_begin;
-    const int low = max(t.first_key, scheduler::first_visible(p_, position + t.num_tokens - 1));
-    const int high = min(min(t.end_key, t.num_cached), scheduler::end_visible(p_, t.num_keys, position));
+    const KeyRange keys = cached_keys_of_all_rows(p_, t);
     if (thread_ != 0) return;
-    ptx::store_shared_u32(unmasked(), (low + Config::kBlockN - 1) / Config::kBlockN - t.first_key / Config::kBlockN);
-    ptx::store_shared_u32(unmasked() + 4, high / Config::kBlockN - t.first_key / Config::kBlockN);
+    const int before = t.first_key / Config::kBlockN;
+    ptx::store_shared_u32(unmasked(), (keys.begin + Config::kBlockN - 1) / Config::kBlockN - before);
+    ptx::store_shared_u32(unmasked() + 4, keys.end / Config::kBlockN - before);
   }
   // [begin, end) of them, in shared memory: only the first thread needs them, and it has no registers to spare.
   __device__ __forceinline__ unsigned unmasked() const { return smem_.unmasked_tiles(); }

@@ -80,10 +80,8 @@ class TmaProducer {
     int begin, end;
   };
   __device__ __forceinline__ TileRange unmasked_tiles(const WorkTile& t) const {
-    const int position = t.num_keys - t.num_q + t.token_begin;
-    const int low = max(t.first_key, scheduler::first_visible(p_, position + t.num_tokens - 1));
-    const int high = min(min(t.end_key, t.num_cached), scheduler::end_visible(p_, t.num_keys, position));
-    return {(low + Config::kBlockN - 1) / Config::kBlockN, high / Config::kBlockN};
+    const KeyRange keys = cached_keys_of_all_rows(p_, t);
+    return {(keys.begin + Config::kBlockN - 1) / Config::kBlockN, keys.end / Config::kBlockN};
   }
 
   // start: the first key. first_unmasked: the warp's first unmasked tile of the work tile; more: the warp's next tile

@@ -89,8 +89,19 @@ class WorkTileReader {
   unsigned count_ = 0;  // work tiles before the present one
 };
 
+// The cached keys [begin, end) that all rows of the M block see.
+struct KeyRange {
+  int begin, end;
+};
+__device__ __forceinline__ KeyRange cached_keys_of_all_rows(const WorkTileParams& p, const WorkTile& t) {
+  if (KeyMask::kAny) return {0, 0};
+  const int position = t.num_keys - t.num_q + t.token_begin;
+  return {max(t.first_key, scheduler::first_visible(p, position + t.num_tokens - 1)),
+          min(min(t.end_key, t.num_cached), scheduler::end_visible(p, t.num_keys, position))};
+}
 // Whether the rows of the M block see different keys of a tile.
 __device__ __forceinline__ bool needs_row_mask(const WorkTileParams& p, const WorkTile& t, const Tile& tile) {
+  if (KeyMask::kAny) return true;
   const int position = t.num_keys - t.num_q + t.token_begin;
   return tile.start < scheduler::first_visible(p, position + t.num_tokens - 1) ||
          tile.high > scheduler::end_visible(p, t.num_keys, position);

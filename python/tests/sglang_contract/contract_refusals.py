@@ -82,7 +82,7 @@ def test_layers_that_are_refused(layer, reason):
 
 
 def test_trees_that_no_kernel_takes(monkeypatch):
-    """MLA's on a GPU, as long as the registry has no kernel with mask_bits for it."""
+    """MLA's on GPUs whose kernel has no mask_bits."""
     monkeypatch.setattr(coverage, "capability_of", lambda device: (9, 0))
     Engine([{}], dtype=torch.bfloat16, drafts=4, topk=4)
     monkeypatch.setattr(coverage, "why_not", lambda capability, call: "no bits" if "mask_bits" in call else None)

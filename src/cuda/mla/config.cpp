@@ -140,6 +140,7 @@ KernelSpec Config::main_kernel() const {
                    define("ATTUNE_SPARSE", sparse ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0)},
                   shared_bytes()};
   if (!mma) spec.defines.push_back(define("ATTUNE_CLUSTER", cluster));
+  if (mask != 0) spec.defines.push_back(define("ATTUNE_MASK", mask));
   if (swap_ab || mma) spec.defines.push_back(define("ATTUNE_ROWS", rows));
   if (mma) {
     spec.defines.push_back(define("ATTUNE_KEYS", keys));
@@ -181,6 +182,7 @@ Config choose_config(const Problem& p, int num_sms) {
   c.producer = choose_producer(p);
   c.sparse = p.sparse;
   c.dense = p.dense_kv || p.new_tokens;
+  c.mask = attention::mask_kinds(p);
   c.keys = kMlaBlockN;
   c.partials = {kMlaBlockM, kernels::kMlaPartialStats, kernels::kMlaHeadDimV, true};
   const KernelChoice choice = choose_kernel(p, c.producer, num_sms);

@@ -19,6 +19,7 @@ struct Config : attention::WorkTiles {
   int32_t dtype = 0, out_dtype = 0;
   kernels::MlaProducer producer = kernels::kMlaTma;
   bool sparse = false, dense = false;  // dense: there are rows outside of a cache
+  int mask = 0;                        // ATTUNE_MASK
   int rows = kernels::kMlaBlockM;      // of queries in an M block, at most
   bool m16 = false;                    // the m16 kernel
   bool swap_ab = false;                // the swap-AB kernel

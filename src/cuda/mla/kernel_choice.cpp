@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/integers.h"
+#include "cuda/attention/params.h"
 #include "cuda/attention/work_tiles.h"
 
 namespace attune::cuda::mla {
@@ -15,10 +16,10 @@ using kernels::kMlaM16Rows;
 using kernels::kMlaSwapAbRows;
 
 // The m16 and swap-AB kernels take one token's heads as rows. Several tokens of a sequence see the same keys: the M =
-// 64 kernel reads them once.
+// 64 kernel reads them once. It alone has masks that are looked up key by key.
 bool takes_one_token(const Problem& p, kernels::MlaProducer producer) {
-  return p.cache && !p.dense_kv && !(p.sparse && p.new_tokens) && tokens_of_keys(p) == 1 &&
-         producer != kernels::kMlaDequant584;
+  return p.cache && !p.dense_kv && attention::mask_kinds(p) == 0 && !(p.sparse && p.new_tokens) &&
+         tokens_of_keys(p) == 1 && producer != kernels::kMlaDequant584;
 }
 
 // The most tiles that a token sees.
@@ -27,8 +28,9 @@ int64_t tiles_of_token(const Problem& p) {
   return ceil_div(p.max_seqlen_kv, kMlaBlockN);
 }
 
-// Microseconds on an H200, as measured for small batches in graphs (docs/notes/mla-before.md): of a call whose M blocks are
-// split, of each tile of a split, and of each block of the grid that has a split, as they share the memory bandwidth.
+// Microseconds on an H200, as measured for small batches in graphs (docs/notes/mla-before.md): of a call whose M blocks
+// are split, of each tile of a split, and of each block of the grid that has a split, as they share the memory
+// bandwidth.
 struct Cost {
   double call, tile, block;
 };

@@ -80,7 +80,8 @@ std::unique_ptr<KernelPlan> make_mma_plan(const Problem& p, int32_t device) {
                                    mla::choose_mma_config(p, info.num_sms, info.shared_bytes_per_block));
 }
 
-Coverage coverage() {
+// masks: of those that are looked up key by key.
+Coverage coverage(uint32_t masks) {
   Coverage c;
   c[Axis::kQueries] = use::kRagged | use::kFixed;
   c[Axis::kQueryDtype] = use::kQF16 | use::kQBf16;
@@ -89,7 +90,7 @@ Coverage coverage() {
   c[Axis::kKvFormat] = use::kF16 | use::kBf16 | use::kMla656 | use::kMla584 | use::kValiasesK;
   c[Axis::kKvScales] = use::kNoScale;
   c[Axis::kKvLayout] = use::kNhd | use::kHnd | use::kBytes;
-  c[Axis::kMask] = use::kNoMask | use::kCausal | use::kWindow | use::kFinished | use::kSkipDecode;
+  c[Axis::kMask] = use::kNoMask | use::kCausal | use::kWindow | use::kFinished | use::kSkipDecode | masks;
   c[Axis::kScore] = use::kPlain | use::kSinks;
   c[Axis::kPrologue] = use::kNoPrologue | use::kQkvBias | use::kIa3 | use::kRope | use::kMrope | use::kLogn |
                        use::kAppend | use::kPowerOfTwoScales;
@@ -104,14 +105,14 @@ Coverage coverage() {
 }  // namespace
 
 const Kernel& mla_kernel() {
-  static const Kernel kernel{"cuda_mla", "attention", ATTUNE_DEVICE_CUDA, kWarpgroups,
-                             coverage(), make_plan,   mla::refusal};
+  static const Kernel kernel{"cuda_mla",           "attention", ATTUNE_DEVICE_CUDA, kWarpgroups,
+                             coverage(use::kBits), make_plan,   mla::refusal};
   return kernel;
 }
 
 const Kernel& mla_mma_kernel() {
   static const Kernel kernel{"cuda_mla_mma", "attention",   ATTUNE_DEVICE_CUDA, 0,
-                             coverage(),     make_mma_plan, mla::refusal,       nullptr,
+                             coverage(0),    make_mma_plan, mla::refusal,       nullptr,
                              nullptr,        nullptr,       kWarpgroups};
   return kernel;
 }
