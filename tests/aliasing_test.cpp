@@ -13,26 +13,6 @@ namespace {
 using cases::NamedTensor;
 using cases::Problem;
 
-// Between them they hold every tensor of attention.
-const char* const kRows[] = {
-    R"({"name": "cache", "heads": [4, 2], "dtype": "bf16", "kv": "paged", "new_tokens": true, "causal": true,
-        "seqlens_q": [3, 1], "seqlens_kv": [20, 40],
-        "cache": {"dtype": "i8", "scales": "token", "separate_v_table": true},
-        "mask_bits": 2, "mask_start": 0, "ranges": [[3, 9], [0, 4]], "finished": [0, 0], "alibi": 2, "bias": 2,
-        "new_token_bias": true, "t5_buckets": 8, "sinks": "normal", "max_logits": true, "out_dtype": "e4m3",
-        "out_scale": true, "prologue": {"q_bias": true, "k_bias": true, "v_bias": true, "ia3_tasks": 2, "logn": 16,
-        "append": true, "rope": {"style": "linear", "dim": 32, "tables": 2, "positions": 1}}})",
-    R"({"name": "head scales", "heads": [4, 2], "kv": "contiguous", "new_tokens": true, "seqlens_kv": [9, 7],
-        "cache": {"batch_index": true, "dtype": "e4m3", "scales": "head"}, "prologue": {"append": true}})",
-    R"({"name": "dense", "heads": [4, 2], "dtype": "f16", "seqlens_q": [5, 2], "seqlens_kv": [9, 7], "seqused": true})",
-    R"({"name": "beams", "heads": [4, 2], "kv": "paged", "seqlens_kv": [9, 9], "beam_width": 2, "beam_prompt": [4, 4]})",
-    R"({"name": "sparse", "heads": [4, 1], "dtype": "bf16", "kv": "slots", "seqlens_q": [2, 1],
-        "sparse": {"topk": 9, "topk_length": "token", "invalid": 0},
-        "extra": {"topk": 5, "topk_length": "batch", "invalid": 0}})",
-    R"({"name": "int8", "heads": [4, 2], "dtype": "i8", "kv": "paged", "new_tokens": true, "causal": true,
-        "seqlens_q": [3], "seqlens_kv": [20], "cache": {"dtype": "f16"}})",
-};
-
 bool mentions_both(const std::string& message, const std::string& a, const std::string& b) {
   return message.find(a + " overlaps " + b + ";") == 0 || message.find(b + " overlaps " + a + ";") == 0;
 }
@@ -71,13 +51,14 @@ void expect_apart(const Op& good, const std::vector<std::string>& written,
 }
 
 TEST(Aliasing, AttentionWritesApart) {
-  for (const char* row : kRows) {
-    Problem problem(make_case(row));
-    SCOPED_TRACE(problem.spec().name);
+  for (const cases::Case& spec : cases::every_tensor_cases()) {
+    Problem problem(spec);
+    SCOPED_TRACE(spec.name);
     const attune_attention a = problem.device();
     std::vector<std::string> written = {"out", "lse", "max_logits"};
     if (a.prologue.append == 1) written.insert(written.end(), {"cache.k", "cache.v"});
-    if (problem.spec().name.substr(5) == "cache") written.insert(written.end(), {"cache.k_scale", "cache.v_scale"});
+    if (spec.cache.writes_scales() && a.prologue.append == 1)
+      written.insert(written.end(), {"cache.k_scale", "cache.v_scale"});
     expect_apart<attune_attention>(a, written,
                                    [](const attune_attention& x) { return attune_validate(&x, kCpu, nullptr); });
   }
@@ -171,9 +152,9 @@ TEST(Aliasing, ARunRefusesToo) {
 }
 
 TEST(Aliasing, TheWorkspaceIsApartFromEveryTensor) {
-  for (const char* row : kRows) {
-    Problem problem(make_case(row));
-    SCOPED_TRACE(problem.spec().name);
+  for (const cases::Case& spec : cases::every_tensor_cases()) {
+    Problem problem(spec);
+    SCOPED_TRACE(spec.name);
     attune_attention a = problem.device();
     const Plan plan(a);
     for (const auto& [name, t] : cases::tensors_of(a)) {
@@ -234,14 +215,14 @@ TEST(Aliasing, PackedColumnsAndSharedInputsAreFine) {
 }
 
 TEST(Aliasing, PlansNeedNoData) {
-  Problem problem(make_case(kRows[0]));
+  Problem problem(every_tensor_case("cache"));
   attune_attention a = problem.device();
   for (const auto& [name, t] : cases::tensors_of(a)) t->data = nullptr;
   EXPECT_ATTUNE_OK(attune_supported(&a, kCpu));
 }
 
 TEST(Aliasing, QkvPrepareWritesApart) {
-  Problem problem(make_case(kRows[0]));
+  Problem problem(every_tensor_case("cache"));
   const attune_attention a = problem.device();
   std::vector<uint16_t> outputs[3];
   attune_qkv_prepare op;

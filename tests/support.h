@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -34,6 +35,12 @@ inline cases::Case make_case(const std::string& row) {
   return parsed.front();
 }
 inline cases::Case make_case(const cases::Row& row) { return make_case(row.text()); }
+
+// One of cases::every_tensor_cases(), by its name in that table.
+inline const cases::Case& every_tensor_case(const std::string& name) {
+  const std::vector<cases::Case>& all = cases::every_tensor_cases();
+  return *std::find_if(all.begin(), all.end(), [&](const cases::Case& c) { return c.name == "every_tensor/" + name; });
+}
 
 // Plans and runs with a workspace of exactly the size asked for, full of NaN, between guards.
 inline void plan_and_run(const attune_attention& device) {

@@ -7,37 +7,11 @@
 namespace attune::tests {
 namespace {
 
+using cases::every_tensor_cases;
 using cases::Problem;
 
-// Problems that between them hold every tensor of the descriptor.
-const char* const kRows[] = {
-    R"({"name": "cache", "heads": [4, 2], "dtype": "bf16", "kv": "paged", "new_tokens": true, "causal": true,
-        "seqlens_q": [3, 1],
-        "seqlens_kv": [20, 40], "cache": {"dtype": "i8", "scales": "token", "separate_v_table": true},
-        "mask_bits": 2, "mask_start": 0,
-        "ranges": [[3, 9], [0, 4]], "finished": [0, 0], "alibi": 2, "bias": 2, "new_token_bias": true,
-        "t5_buckets": 8, "sinks": "normal",
-        "max_logits": true, "out_dtype": "e4m3", "out_scale": true,
-        "prologue": {"q_bias": true, "k_bias": true, "v_bias": true, "ia3_tasks": 2, "logn": 16, "append": true,
-                     "rope": {"style": "linear", "dim": 32, "tables": 2, "positions": 1}}})",
-    R"({"name": "dense", "heads": [4, 2], "dtype": "f16", "seqlens_q": [5, 2], "seqlens_kv": [9, 7],
-        "seqused": true, "mask_bits": 1})",
-    R"({"name": "fixed", "heads": [4, 2], "dtype": "f32", "queries": "fixed", "seqlens_q": [5, 5],
-        "seqlens_kv": [9, 7], "max_logits": true})",
-    R"({"name": "contiguous", "heads": [4, 2], "dtype": "f32", "kv": "contiguous", "seqlens_kv": [9, 7],
-        "cache": {"batch_index": true, "dtype": "e4m3", "scales": "head"}})",
-    R"({"name": "beams", "heads": [4, 2], "dtype": "f32", "kv": "paged", "seqlens_kv": [9, 9], "beam_width": 2,
-        "beam_prompt": [4, 4]})",
-    R"({"name": "sparse", "heads": [4, 1], "dtype": "bf16", "kv": "slots", "seqlens_q": [2, 1],
-        "sparse": {"topk": 9, "topk_length": "token"},
-        "extra": {"topk": 5, "topk_length": "batch"}})",
-    R"({"name": "packed", "heads": [4, 1], "head_dim": [576, 512], "dtype": "bf16", "kv": "paged", "seqlens_kv": [20, 3],
-        "cache": {"format": "mla_656"}})",
-    R"({"name": "int8", "heads": [4, 2], "dtype": "i8", "kv": "paged", "new_tokens": true, "causal": true,
-        "seqlens_q": [3], "seqlens_kv": [20],
-        "cache": {"dtype": "f16"}, "prologue": {"rope": {"style": "mrope", "dim": 32, "positions": 3,
-        "mrope_section": [8, 4, 4]}}})",
-};
+// The name of a case without its area.
+std::string name_in_area(const cases::Case& c) { return c.name.substr(c.area.size() + 1); }
 
 attune_status run_status(const attune_attention& a, std::string* message) {
   attune_plan* plan = nullptr;
@@ -70,9 +44,9 @@ void expect_refused(const Problem& problem, const attune_attention& a, const std
 // The last part of a tensor's name: messages may say "cache.k" or "cache: k".
 std::string short_of(const std::string& name) { return name.substr(name.rfind('.') + 1); }
 
-class WrongTensor : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Rows, WrongTensor, testing::ValuesIn(kRows),
-                         [](const auto& info) { return make_case(info.param).name.substr(5); });
+class WrongTensor : public testing::TestWithParam<cases::Case> {};
+INSTANTIATE_TEST_SUITE_P(Cases, WrongTensor, testing::ValuesIn(every_tensor_cases()),
+                         [](const auto& info) { return name_in_area(info.param); });
 
 // Calls f(tensor of a fresh copy, its name, the copy) for every tensor that is present.
 void for_each_tensor(Problem& problem,
@@ -87,12 +61,12 @@ void for_each_tensor(Problem& problem,
 }
 
 TEST_P(WrongTensor, TheProblemItselfRuns) {
-  const cases::Report report = cases::run_case(make_case(GetParam()));
+  const cases::Report report = cases::run_case(GetParam());
   EXPECT_EQ(report.failure, "");
 }
 
 TEST_P(WrongTensor, Dtype) {
-  Problem problem(make_case(GetParam()));
+  Problem problem(GetParam());
   for (const int32_t dtype : {99, -1, static_cast<int32_t>(ATTUNE_INT64)}) {
     for_each_tensor(problem, [&](attune_tensor& t, const std::string& name, attune_attention& a) {
       t.dtype = dtype;
@@ -102,7 +76,7 @@ TEST_P(WrongTensor, Dtype) {
 }
 
 TEST_P(WrongTensor, Rank) {
-  Problem problem(make_case(GetParam()));
+  Problem problem(GetParam());
   for (const int32_t rank : {0, -3, 7, 1 << 30}) {
     for_each_tensor(problem, [&](attune_tensor& t, const std::string& name, attune_attention& a) {
       t.rank = rank;
@@ -112,7 +86,7 @@ TEST_P(WrongTensor, Rank) {
 }
 
 TEST_P(WrongTensor, NegativeExtent) {
-  Problem problem(make_case(GetParam()));
+  Problem problem(GetParam());
   for (int axis = 0; axis < ATTUNE_MAX_RANK; ++axis) {
     for_each_tensor(problem, [&](attune_tensor& t, const std::string& name, attune_attention& a) {
       if (axis >= t.rank) return;
@@ -123,7 +97,7 @@ TEST_P(WrongTensor, NegativeExtent) {
 }
 
 TEST_P(WrongTensor, HugeExtent) {
-  Problem problem(make_case(GetParam()));
+  Problem problem(GetParam());
   for_each_tensor(problem, [&](attune_tensor& t, const std::string&, attune_attention& a) {
     t.shape[0] = INT64_MAX;
     // Which check comes first depends on the tensor; it must be some check.
@@ -134,7 +108,7 @@ TEST_P(WrongTensor, HugeExtent) {
 }
 
 TEST_P(WrongTensor, Stride) {
-  Problem problem(make_case(GetParam()));
+  Problem problem(GetParam());
   for (const int64_t stride : {int64_t{-1}, INT64_MAX}) {
     for_each_tensor(problem, [&](attune_tensor& t, const std::string& name, attune_attention& a) {
       for (int axis = 0; axis < t.rank; ++axis) {
@@ -150,7 +124,7 @@ TEST_P(WrongTensor, Stride) {
 }
 
 TEST_P(WrongTensor, Alignment) {
-  Problem problem(make_case(GetParam()));
+  Problem problem(GetParam());
   for_each_tensor(problem, [&](attune_tensor& t, const std::string& name, attune_attention& a) {
     if (cases::element_size(static_cast<attune_dtype>(t.dtype)) == 1) return;
     t.data = static_cast<std::byte*>(t.data) + 1;
@@ -159,7 +133,7 @@ TEST_P(WrongTensor, Alignment) {
 }
 
 TEST_P(WrongTensor, NullDataIsFineForPlansOnly) {
-  Problem problem(make_case(GetParam()));
+  Problem problem(GetParam());
   for_each_tensor(problem, [&](attune_tensor& t, const std::string& name, attune_attention& a) {
     t.data = nullptr;
     EXPECT_EQ(attune_supported(&a, kCpu), ATTUNE_OK) << name << ": " << attune_last_error();
@@ -168,7 +142,7 @@ TEST_P(WrongTensor, NullDataIsFineForPlansOnly) {
 }
 
 attune_tensor fp32_table(std::vector<int64_t> shape) {
-  static float numbers[50 * 32] = {};
+  static float numbers[50 * 8] = {};
   return attune_dense_tensor(numbers, ATTUNE_FLOAT32, static_cast<int32_t>(shape.size()), shape.data());
 }
 
@@ -254,13 +228,14 @@ const WrongField kFields[] = {
     {"sparse", "bidirectional_ranges is set, but indices", [](attune_attention& a) { a.bidirectional_ranges = a.q; }},
     {"sparse", "alibi_slopes is set, but indices", [](attune_attention& a) { a.alibi_slopes = a.q; }},
     {"sparse", "new_token_bias is set, but indices", [](attune_attention& a) { a.new_token_bias = a.q; }},
-    {"packed", "cache: head_dim_qk is 512; the format mla_656 has 576",
+    {"mla_656", "cache: head_dim_qk is 512; the format mla_656 has 576",
      [](attune_attention& a) { a.q.shape[2] = 512; }},
-    {"packed", "cache: head_dim_v is 256; the format mla_656 has 512", [](attune_attention& a) { a.head_dim_v = 256; }},
+    {"mla_656", "cache: head_dim_v is 256; the format mla_656 has 512",
+     [](attune_attention& a) { a.head_dim_v = 256; }},
     {"sparse", "t5_bias is set, but indices", [](attune_attention& a) { a.t5_bias = a.q; }},
     {"sparse", "prologue.rope_cos_sin is set without prologue.positions, but indices",
      [](attune_attention& a) {
-       a.prologue.rope_cos_sin = fp32_table({50, 32});
+       a.prologue.rope_cos_sin = fp32_table({50, 8});
      }},
     {"sparse", "prologue.logn is set, but indices", [](attune_attention& a) { a.prologue.logn = fp32_table({50}); }},
     {"sparse", "cache.batch_index is set, but indices", [](attune_attention& a) { a.cache.batch_index = a.q; }},
@@ -285,9 +260,9 @@ const WrongField kFields[] = {
 };
 
 TEST(WrongField, IsNamed) {
-  for (const char* row : kRows) {
-    Problem problem(make_case(row));
-    const std::string name = problem.spec().name.substr(5);
+  for (const cases::Case& spec : every_tensor_cases()) {
+    Problem problem(spec);
+    const std::string name = name_in_area(spec);
     int number = 0;
     for (const WrongField& field : kFields) {
       ++number;
@@ -300,7 +275,7 @@ TEST(WrongField, IsNamed) {
 }
 
 TEST(Workspace, TooSmallSaysByHowMuch) {
-  Problem problem(make_case(kRows[0]));
+  Problem problem(every_tensor_case("cache"));
   const attune_attention a = problem.device();
   attune_plan* plan = nullptr;
   ASSERT_ATTUNE_OK(attune_plan_create(&a, kCpu, &plan));
@@ -322,19 +297,17 @@ TEST(Workspace, TooSmallSaysByHowMuch) {
 }
 
 TEST(Plan, RefusesWhatItWasNotMadeFor) {
-  Problem problem(make_case(kRows[1]));
+  Problem problem(every_tensor_case("dense"));
   const attune_attention a = problem.device();
   attune_plan* plan = nullptr;
   ASSERT_ATTUNE_OK(attune_plan_create(&a, kCpu, &plan));
   size_t bytes = 0;
   ASSERT_ATTUNE_OK(attune_plan_workspace_size(plan, &bytes));
   cases::Workspace workspace(cases::host_memory(), bytes);
-  Problem larger(make_case(
-      R"({"name": "larger", "heads": [4, 2], "dtype": "f16", "seqlens_q": [5, 2, 4], "seqlens_kv": [9, 7, 4],
-        "seqused": true, "mask_bits": 1})"));
-  Problem other(make_case(
-      R"({"name": "other", "heads": [4, 2], "dtype": "bf16", "seqlens_q": [5, 2], "seqlens_kv": [9, 7],
-        "seqused": true, "mask_bits": 1})"));
+  const cases::Row row(R"("heads": [4, 2], "head_dim": [16, 16], "dtype": "f16", "seqlens_q": [5, 2],
+      "seqlens_kv": [9, 7], "seqused": true, "mask_bits": 1)");
+  Problem larger(make_case(row.with(R"("seqlens_q": [5, 2, 4], "seqlens_kv": [9, 7, 4])")));
+  Problem other(make_case(row.with(R"("dtype": "bf16")")));
   for (Problem* p : {&larger, &other}) {
     const attune_attention b = p->device();
     EXPECT_EQ(attune_run(plan, &b, workspace.buffer.device(), bytes, nullptr), ATTUNE_INVALID_ARGUMENT)
@@ -345,7 +318,7 @@ TEST(Plan, RefusesWhatItWasNotMadeFor) {
 }
 
 TEST(NullArguments, AreRefused) {
-  Problem problem(make_case(kRows[1]));
+  Problem problem(every_tensor_case("dense"));
   const attune_attention a = problem.device();
   attune_plan* plan = nullptr;
   size_t bytes = 0;
@@ -368,7 +341,7 @@ TEST(NullArguments, AreRefused) {
 }
 
 TEST(Device, ThatDoesNotExistIsRefused) {
-  Problem problem(make_case(kRows[1]));
+  Problem problem(every_tensor_case("dense"));
   const attune_attention a = problem.device();
   for (const attune_device device :
        {attune_device{77, 0}, attune_device{ATTUNE_DEVICE_CPU, 1}, attune_device{ATTUNE_DEVICE_CPU, -1}}) {
@@ -379,7 +352,7 @@ TEST(Device, ThatDoesNotExistIsRefused) {
 }
 
 TEST(PlanDescription, IsCutToTheCapacity) {
-  Problem problem(make_case(kRows[1]));
+  Problem problem(every_tensor_case("dense"));
   const attune_attention a = problem.device();
   attune_plan* plan = nullptr;
   ASSERT_ATTUNE_OK(attune_plan_create(&a, kCpu, &plan));

@@ -2,67 +2,15 @@
 #include "case.h"
 
 #include <algorithm>
-#include <map>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 #include <stdexcept>
 
 #include "embedded.h"
-#include "number.h"
+#include "json_object.h"
 
 namespace attune::cases {
 namespace {
-
-using nlohmann::json;
-
-// Reads the keys of one object and complains about those nobody read: a misspelt key must not silently test nothing.
-class Object {
- public:
-  explicit Object(const json& object, std::string where) : object_(object), where_(std::move(where)) {
-    if (!object.is_object()) throw std::runtime_error(where_ + " must be an object");
-  }
-  const json* find(const char* key) {
-    read_.insert(key);
-    const auto it = object_.find(key);
-    return it == object_.end() ? nullptr : &*it;
-  }
-  template <typename T>
-  void get(const char* key, T& value) {
-    const json* found = find(key);
-    if (found == nullptr) return;
-    try {
-      found->get_to(value);
-    } catch (const json::exception& e) {
-      throw std::runtime_error(where_ + "." + key + ": " + e.what());
-    }
-  }
-  void get(const char* key, attune_dtype& value) {
-    std::string name;
-    get(key, name);
-    if (!name.empty()) value = dtype_from_name(name);
-  }
-  template <typename T>
-  void choose(const char* key, T& value, const std::map<std::string, T>& choices) {
-    std::string name;
-    get(key, name);
-    if (name.empty()) return;
-    const auto it = choices.find(name);
-    if (it == choices.end()) throw std::runtime_error(where_ + "." + key + ": unknown value \"" + name + "\"");
-    value = it->second;
-  }
-  void finish() const {
-    for (const auto& [key, value] : object_.items()) {
-      if (read_.count(key) == 0) throw std::runtime_error(where_ + ": unknown key \"" + key + "\"");
-    }
-  }
-  const std::string& where() const { return where_; }
-
- private:
-  const json& object_;
-  std::string where_;
-  std::set<std::string> read_;
-};
 
 std::vector<int64_t> lengths_of(const json& value, int64_t batch, const std::string& where) {
   if (value.is_array()) return value.get<std::vector<int64_t>>();
@@ -194,21 +142,7 @@ void read_prologue(Object& parent, PrologueSpec& prologue) {
   object.finish();
 }
 
-void read_mask_and_score(Object& o, Case& c) {
-  o.get("causal", c.causal);
-  std::vector<int64_t> window;
-  o.get("window", window);
-  if (!window.empty()) {
-    c.window_left = window.at(0);
-    c.window_right = window.at(1);
-  }
-  o.get("mask_bits", c.mask_bits);
-  o.get("mask_start", c.mask_start);
-  o.get("mask_keys", c.mask_keys);
-  o.get("ranges", c.ranges);
-  o.get("finished", c.finished);
-  o.get("skip_decode", c.skip_decode);
-  o.get("zero_finished", c.zero_finished);
+void read_score(Object& o, Case& c) {
   o.get("softmax_scale", c.softmax_scale);
   o.get("softcap", c.softcap);
   o.get("alibi", c.alibi);
@@ -274,7 +208,8 @@ Case read_case(const json& value, const std::string& area) {
   read_backward(o, c.backward);
   o.get("beam_width", c.beam_width);
   o.get("beam_prompt", c.beam_prompt);
-  read_mask_and_score(o, c);
+  read_masks(o, c);
+  read_score(o, c);
   read_prologue(o, c.prologue);
   o.get("out_scale", c.out_scale);
   o.get("lse", c.lse);
@@ -342,7 +277,9 @@ std::vector<Case> load(std::string_view area) {
   std::set<std::string> names;
   for (const EmbeddedFile& file : embedded_files()) {
     const std::string_view name = file.name;
-    if (area.empty() ? name.substr(0, 5) == "bench" || name == "indexer" || name == "backward" : name != area) continue;
+    if (area.empty() ? name.substr(0, 5) == "bench" || name == "indexer" || name == "backward" || name == "every_tensor"
+                     : name != area)
+      continue;
     for (Case& c : parse_cases(file.text)) {
       if (!names.insert(c.name).second) throw std::runtime_error("two cases are named " + c.name);
       cases.push_back(std::move(c));
@@ -366,9 +303,9 @@ attune_dtype Case::resolved_out_dtype() const {
 
 Case with_sequences(const Case& whole, const std::vector<size_t>& kept) {
   Case c = whole;
-  c.seqlens_q.clear(), c.seqlens_kv.clear(), c.finished.clear(), c.ranges.clear(), c.beam_prompt.clear();
+  keep_masks(kept, c);
+  c.seqlens_q.clear(), c.seqlens_kv.clear(), c.finished.clear(), c.beam_prompt.clear();
   for (const size_t b : kept) {
-    if (!whole.ranges.empty()) c.ranges.push_back(whole.ranges[b]);
     c.seqlens_q.push_back(whole.seqlens_q[b]);
     c.seqlens_kv.push_back(whole.seqlens_kv[b]);
     if (!whole.finished.empty()) c.finished.push_back(whole.finished[b]);
@@ -403,6 +340,11 @@ const std::vector<Case>& indexer_cases() {
 
 const std::vector<Case>& backward_cases() {
   static const std::vector<Case> cases = load("backward");
+  return cases;
+}
+
+const std::vector<Case>& every_tensor_cases() {
+  static const std::vector<Case> cases = load("every_tensor");
   return cases;
 }
 

@@ -11,6 +11,7 @@
 
 #include "attune/attune.h"
 #include "common/kinds.h"
+#include "mask.h"
 
 namespace attune::cases {
 
@@ -108,15 +109,6 @@ struct OpSpec {
   bool infinities = false;         // among dense rows
 };
 
-// Masks beside causality and windows.
-struct MaskSpec {
-  int mask_bits = 0;        // 0 none, 1 [total_q, bytes], 2 [total_q, num_heads_q, bytes]
-  int64_t mask_start = -1;  // >= 0: mask_start present, that for sequence 0, one more for each further one
-  int64_t mask_keys = 0;    // keys covered; 0: all
-  std::vector<std::vector<int64_t>> ranges;  // bidirectional_ranges of every sequence
-  bool operator==(const MaskSpec&) const = default;
-};
-
 struct ScoreSpec {
   double softmax_scale = 0, softcap = 0;
   int alibi = 0;  // 0 none, 1 [num_heads_q], 2 [batch, num_heads_q]
@@ -194,6 +186,8 @@ Case random_indexer_case(uint64_t seed);
 // The cases of the backward, and random ones. run_case takes them too.
 const std::vector<Case>& backward_cases();
 Case random_backward_case(uint64_t seed);
+// Small cases that between them have every tensor and every mode of the descriptor: for tests that spoil one at a time.
+const std::vector<Case>& every_tensor_cases();
 // The bench sets of the CPU and of CUDA devices.
 const std::vector<Case>& bench_cases();
 const std::vector<Case>& cuda_bench_cases();

@@ -10,21 +10,6 @@
 
 namespace attune::cases {
 
-// Who may see what, by the rules of attune.h alone. P = keys - n_q + i.
-bool is_inactive(const Case& c, int64_t b);  // finished or skipped
-class Visibility {
- public:
-  explicit Visibility(const Case& c, const attune_tensor& mask_bits) : case_(c), mask_bits_(mask_bits) {}
-  // Query i (row `row` of q) of sequence b and head h sees key j.
-  bool sees(int64_t b, int64_t i, int64_t row, int64_t h, int64_t j) const;
-  // [b][j]: some query of sequence b sees key j. Sparse cases: all false.
-  std::vector<std::vector<uint8_t>> seen_keys() const;
-
- private:
-  const Case& case_;
-  attune_tensor mask_bits_;
-};
-
 class Problem {
  public:
   // unseen: the bytes of what nobody may see, where the case asks for poison.

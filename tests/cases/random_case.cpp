@@ -103,26 +103,6 @@ void draw_source(Random& r, Case& c) {
   }
 }
 
-void draw_mask(Random& r, Case& c) {
-  if (c.kv == KvSource::kSlots) return;  // indices replace the masks
-  c.causal = r.chance(0.7);
-  if (r.chance(0.3)) c.window_left = r.pick<int64_t>({0, 1, 15, 16, 40, 127});
-  // A ring serves no wider window than it has slots.
-  if (c.cache.ring_capacity > 0) c.window_left = std::min(c.window_left, c.cache.ring_capacity);
-  if (r.chance(0.15)) c.window_right = r.pick<int64_t>({0, 1, 17});
-  if (r.chance(0.15)) {
-    c.mask_bits = static_cast<int>(r.integer(1, 2));
-    if (r.chance(0.5)) c.mask_start = r.integer(0, 20);
-    if (r.chance(0.5)) c.mask_keys = r.integer(1, 50);
-  }
-  if (r.chance(0.1)) {
-    for (int64_t b = 0; b < c.batch(); ++b) {
-      const int64_t first = r.integer(0, 30);
-      c.ranges.push_back({first, first + r.integer(0, 30)});
-    }
-  }
-}
-
 void draw_score(Random& r, Case& c) {
   if (r.chance(0.2)) c.softcap = r.pick<double>({1.5, 8, 30});
   if (r.chance(0.2)) c.softmax_scale = r.uniform(0.02, 0.3);

@@ -97,6 +97,10 @@ Case random_mla_case(uint64_t seed) {
     c.causal = r.chance(0.6);
     if (r.chance(0.2)) c.window_left = r.pick<int64_t>({0, 5, 70, 150});
     if (r.chance(0.1)) c.window_right = r.pick<int64_t>({0, 3});
+    if (r.chance(0.15)) {
+      c.mask_bits = static_cast<int>(r.integer(1, 2));
+      if (r.chance(0.5)) c.mask_start = r.integer(0, 100);
+    }
   }
   if (r.chance(0.2)) {
     for (int64_t b = 0; b < c.batch(); ++b) c.finished.push_back(r.chance(0.4) ? 1 : 0);

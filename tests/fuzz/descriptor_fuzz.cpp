@@ -29,36 +29,6 @@ constexpr size_t kMostWorkspace = size_t{32} << 20;
 constexpr int64_t kMostElements = 1 << 20;
 constexpr int64_t kMostRopeDim = 1024;
 
-// Between them: every tensor and every mode.
-const char* const kTemplates[] = {
-    R"({"name": "cache", "heads": [4, 2], "head_dim": [16, 16], "dtype": "bf16", "kv": "paged", "new_tokens": true,
-        "causal": true,
-        "seqlens_q": [3, 1], "seqlens_kv": [20, 7], "cache": {"dtype": "i8", "scales": "token",
-        "separate_v_table": true}, "mask_bits": 2,
-        "mask_start": 0, "ranges": [[3, 9], [0, 4]], "finished": [0, 0], "alibi": 2, "bias": 2,
-        "new_token_bias": true, "t5_buckets": 8,
-        "sinks": "normal", "max_logits": true, "out_dtype": "e4m3", "out_scale": true,
-        "prologue": {"q_bias": true, "k_bias": true, "v_bias": true, "ia3_tasks": 2, "logn": 16, "append": true,
-                     "rope": {"style": "linear", "dim": 8, "tables": 2, "positions": 1}}})",
-    R"({"name": "plain", "heads": [4, 2], "head_dim": [16, 16], "kv": "paged", "seqlens_kv": [20, 7]})",
-    R"({"name": "dense", "heads": [4, 2], "head_dim": [16, 16], "dtype": "f16", "seqlens_q": [5, 2],
-        "seqlens_kv": [9, 7], "seqused": true, "mask_bits": 1})",
-    R"({"name": "fixed", "heads": [4, 2], "head_dim": [8, 24], "queries": "fixed", "seqlens_q": [5, 5],
-        "seqlens_kv": [9, 7], "max_logits": true})",
-    R"({"name": "contiguous", "heads": [4, 2], "head_dim": [16, 16], "kv": "contiguous", "seqlens_kv": [9, 7],
-        "cache": {"batch_index": true, "dtype": "e4m3", "scales": "head", "layout": "xpacked"}})",
-    R"({"name": "beams", "heads": [4, 2], "head_dim": [16, 16], "kv": "paged", "seqlens_kv": [9, 9],
-        "beam_width": 2, "beam_prompt": [4, 4]})",
-    R"({"name": "ring", "heads": [2, 1], "head_dim": [16, 16], "kv": "paged", "seqlens_kv": [9, 29],
-        "cache": {"ring_capacity": 16, "page_size": 4, "layout": "hnd"}})",
-    R"({"name": "sparse", "heads": [4, 1], "head_dim": [16, 16], "dtype": "bf16", "kv": "slots", "seqlens_q": [2, 1],
-        "sparse": {"topk": 9, "topk_length": "token"}, "extra": {"topk": 5, "topk_length": "batch"}})",
-    R"({"name": "mla_656", "heads": [2, 1], "head_dim": [576, 512], "dtype": "bf16", "kv": "paged",
-        "seqlens_kv": [9, 3], "cache": {"format": "mla_656"}})",
-    R"({"name": "mla_584", "heads": [2, 1], "head_dim": [512, 512], "dtype": "bf16", "kv": "paged",
-        "seqlens_kv": [9, 3], "cache": {"format": "mla_584", "page_size": 8}})",
-};
-
 // A problem and its descriptor before the damage.
 struct Template {
   explicit Template(const attune::cases::Case& spec) : problem(spec), descriptor(problem.device()) {}
@@ -69,11 +39,7 @@ struct Template {
 std::vector<std::unique_ptr<Template>>& templates() {
   static std::vector<std::unique_ptr<Template>> all = [] {
     std::vector<std::unique_ptr<Template>> made;
-    for (const char* row : kTemplates) {
-      for (const auto& spec : attune::cases::parse_cases(std::string(R"({"area": "fuzz", "cases": [)") + row + "]}")) {
-        made.push_back(std::make_unique<Template>(spec));
-      }
-    }
+    for (const auto& spec : attune::cases::every_tensor_cases()) made.push_back(std::make_unique<Template>(spec));
     return made;
   }();
   return all;
