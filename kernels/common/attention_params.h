@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/host_device.h"
+#include "common/key_masks.h"
 #include "common/kinds.h"
 #include "common/kv_plane.h"
 #include "common/kv_scale.h"
@@ -10,8 +11,7 @@
 
 namespace attune::kernels {
 
-// Rows of K, or of V, of the tokens whose queries these are, of q's type: strides as q's, heads are KV heads. data
-// null: absent.
+// Rows of K, or of V, of the tokens of the queries, of q's type. Strides as q's; heads are KV heads. data null: absent.
 struct NewRows {
   const char* data;
   long long batch_stride, row_stride, head_stride, dim_stride;  // in elements
@@ -38,7 +38,7 @@ struct T5Table {
   int first[kMaxT5Steps];  // first distance of bucket exact + 1 + i
 };
 
-// A call of attention. Prefill's and MLA's kernels have more: WorkTileParams. Only decode has what is marked so.
+// A call of attention. Prefill and MLA have more: WorkTileParams. Fields marked "decode" are of decode alone.
 struct AttentionParams {
   // Queries [batch or 1, rows, num_heads_q, head_dim_qk]: sequence b begins at b * batch_stride, or at cu_seqlens_q[b]
   // * row_stride.
@@ -88,11 +88,7 @@ struct AttentionParams {
   int causal, skip_decode, zero_finished;
   long long window_left, window_right;  // -1: no limit; below 2^31
 
-  // Bit i % 8 of byte i / 8 of a query's row (and head) lets key mask_start + i through.
-  const unsigned char* mask_bits;
-  long long mask_row_stride, mask_head_stride, mask_byte_stride;
-  int mask_columns;
-  IntTable mask_start;
+  KeyMasks key_masks;
   const int* ranges;  // [batch][num_ranges][2]: inclusive; who is in one sees all of it
   long long range_batch_stride, range_stride, range_end_stride;
   int num_ranges;
@@ -104,12 +100,12 @@ struct AttentionParams {
   int blocks;       // ranges
   int head_lanes;   // a power of two that divides num_heads_kv
   int row_blocks;   // of a sequence, in the cluster kernel
-  int whole_pairs;  // of all kernels: nothing is split (batch invariance)
+  int whole_pairs;  // nothing is split (batch invariance); of all kernels
   // A mixed batch runs two kernels beside each other: decode takes sequences of at most max_decode_q queries, prefill
   // the others. Alone, decode has the largest int and prefill 0.
   int max_decode_q;
   const long long* prompt_tiles;  // decode: the number of tiles in prefill's schedule, or null
-  float prompt_tile;              // the cost of one of them, in tiles of decode
+  float prompt_tile;              // the cost of one of these tiles, in tiles of decode
   unsigned* decode_begun;            // decode: counts its runs, for prefill to wait on; or null
   int checks_stamp;               // an earlier call made the schedule: compare stamps (common/stamp.cuh)
   unsigned stamp_of_call;         // the stamp of all that the host knows: shapes, windows

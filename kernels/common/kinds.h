@@ -8,7 +8,7 @@ namespace attune {
 
 namespace use {
 
-// ATTUNE_MASK has those of kCompiledMasks. The others are parameters.
+// ATTUNE_MASK has those of kCompiledMasks. The others are parameters. kKeyMasks: those of common/key_masks.h.
 enum Masks : unsigned {
   kNoMask = 1,
   kCausal = 2,
@@ -17,7 +17,8 @@ enum Masks : unsigned {
   kRanges = 16,
   kFinished = 32,
   kSkipDecode = 64,
-  kCompiledMasks = kBits | kRanges
+  kKeyMasks = kBits,
+  kCompiledMasks = kKeyMasks | kRanges
 };
 #define ATTUNE_MASK_NAMES "none", "causal", "window", "bits", "bidirectional ranges", "finished rows", "skip decode"
 

@@ -28,21 +28,23 @@ __device__ __forceinline__ bool holds(const Range& range, int position) {
 // The masks of ATTUNE_MASK that are looked up key by key, for the rows of one sequence.
 template <unsigned kMask>
 struct KeyMask {
-  static constexpr bool kAny = (kMask & use::kBits) != 0;
+  static_assert(use::kKeyMasks == use::kBits, "sees() has all of them");
+  static constexpr bool kAny = (kMask & use::kKeyMasks) != 0;
 
-  long long first_row;  // of mask_bits: the row of query 0
-  int mask_start;
+  long long first_row;  // of the bits: the row of query 0
+  int first_key;        // that the bits cover
 
   // q_begin: the sequence's first row of a ragged q.
   __device__ __forceinline__ void start(const AttentionParams& p, int batch, long long q_begin) {
     first_row = p.cu_seqlens_q.data != nullptr ? q_begin : static_cast<long long>(batch) * p.fixed_q;
-    mask_start = p.mask_start.data != nullptr ? int_at(p.mask_start, batch) : 0;
+    first_key = p.key_masks.start_of(batch);
   }
   __device__ __forceinline__ bool sees(const AttentionParams& p, int query, int head, int key) const {
-    const long long column = static_cast<long long>(key) - mask_start;
-    if (column < 0 || column >= p.mask_columns) return true;
-    const unsigned char byte = p.mask_bits[(first_row + query) * p.mask_row_stride + head * p.mask_head_stride +
-                                           (column >> 3) * p.mask_byte_stride];
+    const KeyMasks& m = p.key_masks;
+    const long long column = static_cast<long long>(key) - first_key;
+    if (column < 0 || column >= m.columns) return true;
+    const unsigned char byte =
+        m.bits[(first_row + query) * m.row_stride + head * m.head_stride + (column >> 3) * m.byte_stride];
     return (byte >> (column & 7) & 1) != 0;
   }
 };

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/dtype.h"
+#include "core/integers.h"
 
 namespace attune {
 namespace {
@@ -238,13 +239,15 @@ void read_mask(Problem& p, const attune_attention& a, Data data) {
     check_extent("mask_bits", a.mask_bits, 0, p.total_q, "total_q");
     if (a.mask_bits.rank == 3) check_extent("mask_bits", a.mask_bits, 1, p.heads_q, "num_heads_q");
     const int last = a.mask_bits.rank - 1;
-    p.has_mask_bits = true;
-    p.mask_bits = static_cast<const uint8_t*>(a.mask_bits.data);
-    p.mask_row_stride = a.mask_bits.stride[0];
-    p.mask_head_stride = last == 2 ? a.mask_bits.stride[1] : 0;
-    p.mask_byte_stride = a.mask_bits.stride[last];
-    p.mask_columns = a.mask_bits.shape[last] * 8;
-    p.mask_start = int_vector("mask_start", a.mask_start, p.batch, "batch", data);
+    KeyMasks& m = p.key_masks;
+    m.has_bits = 1;
+    m.bits = static_cast<const uint8_t*>(a.mask_bits.data);
+    m.row_stride = a.mask_bits.stride[0];
+    m.head_stride = last == 2 ? a.mask_bits.stride[1] : 0;
+    m.byte_stride = a.mask_bits.stride[last];
+    m.columns = to_int(a.mask_bits.shape[last] * 8);
+    const IntView start = int_vector("mask_start", a.mask_start, p.batch, "batch", data);
+    if (start) m.start = {start.data, start.row_stride, start.col_stride};
   } else {
     require(!present(a.mask_start), "mask_start is set, but mask_bits is absent");
   }

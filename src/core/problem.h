@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "attune/attune.h"
+#include "common/key_masks.h"
 #include "common/kinds.h"
 #include "core/kv_cache.h"
 #include "core/prologue.h"
@@ -65,10 +66,7 @@ struct Problem {
 
   bool causal = false;
   int64_t window_left = -1, window_right = -1;
-  const uint8_t* mask_bits = nullptr;
-  int64_t mask_row_stride = 0, mask_head_stride = 0, mask_byte_stride = 1, mask_columns = 0;
-  bool has_mask_bits = false;
-  IntView mask_start;
+  KeyMasks key_masks;
   const int32_t* ranges = nullptr;
   bool has_ranges = false;
   int64_t num_ranges = 0, range_batch_stride = 0, range_stride = 0, range_end_stride = 0;
@@ -93,9 +91,9 @@ struct Problem {
 
   // What the descriptor uses, of use::Masks and use::Scores (kernels/common/kinds.h).
   uint32_t mask_kinds() const {
-    return (causal ? use::kCausal : 0u) | (window_left >= 0 || window_right >= 0 ? use::kWindow : 0u) |
-           (has_mask_bits ? use::kBits : 0u) | (has_ranges ? use::kRanges : 0u) | (has_finished ? use::kFinished : 0u) |
-           (skip_decode ? use::kSkipDecode : 0u);
+    return key_masks.kinds() | (causal ? use::kCausal : 0u) |
+           (window_left >= 0 || window_right >= 0 ? use::kWindow : 0u) | (has_ranges ? use::kRanges : 0u) |
+           (has_finished ? use::kFinished : 0u) | (skip_decode ? use::kSkipDecode : 0u);
   }
   uint32_t score_kinds() const {
     return (softcap > 0 ? use::kSoftcap : 0u) | (alibi ? (alibi_sqrt ? use::kAlibiSqrt : use::kAlibi) : 0u) |

@@ -141,7 +141,7 @@ float apply_score_terms(const ScoreRows& rows, int row, int m, int64_t first, co
 
 bool fully_visible(const ScoreRows& rows, int row, int m, int64_t first, const KvTile& tile) {
   const Problem& p = rows.p;
-  if (tile.any_hidden || p.has_mask_bits) return false;
+  if (tile.any_hidden || p.key_masks.kinds() != 0) return false;
   if (p.sparse) return true;
   if (p.num_ranges > 0) return false;
   // Positions grow with the row: the last row sees the fewest keys on the left, the first the fewest on the right.
@@ -153,7 +153,7 @@ int apply_mask(const ScoreRows& rows, int row, int m, int64_t first, const KvTil
   const Problem& p = rows.p;
   const int n = tile.n;
   const int64_t b = rows.item.sequence;
-  const int64_t mask_start = p.mask_start ? p.mask_start(b) : 0;
+  const KeyMasks& masks = p.key_masks;
   int end = 0;
   for (int r = 0; r < m; ++r) {
     float* out = s + static_cast<int64_t>(r) * kMaxTileN;
@@ -173,10 +173,10 @@ int apply_mask(const ScoreRows& rows, int row, int m, int64_t first, const KvTil
         for (int j = 0; j < n; ++j) visible[j] = visible[j] && !tile.hidden[j];
       }
     }
-    if (p.has_mask_bits) {
+    if (masks.has_bits != 0) {
       const int64_t q_row = rows.sequence.q_begin + rows.query(row + r);
-      const uint8_t* bits = p.mask_bits + q_row * p.mask_row_stride + rows.head(row + r) * p.mask_head_stride;
-      hide_by_bits(bits, p.mask_byte_stride, first - mask_start, p.mask_columns, n, visible);
+      const uint8_t* bits = masks.bits + q_row * masks.row_stride + rows.head(row + r) * masks.head_stride;
+      hide_by_bits(bits, masks.byte_stride, first - masks.start_of(b), masks.columns, n, visible);
     }
     for (int j = 0; j < n; ++j) {  // without a branch: what is visible may be as good as random
       const uint32_t keep = 0u - static_cast<uint32_t>(visible[j]);

@@ -90,12 +90,7 @@ void fill_tables(const Problem& p, const kernels::T5Table& t5, AttentionParams& 
     k.t5.bucket_stride = p.t5_bias.stride[2];
     k.t5.dtype = p.t5_bias.dtype;
   }
-  k.mask_bits = p.mask_bits;
-  k.mask_row_stride = p.mask_row_stride;
-  k.mask_head_stride = p.mask_head_stride;
-  k.mask_byte_stride = p.mask_byte_stride;
-  k.mask_columns = to_int(p.mask_columns);
-  k.mask_start = ops::int_table(p.mask_start);
+  k.key_masks = p.key_masks;
   k.ranges = p.ranges;
   k.num_ranges = to_int(p.num_ranges);
   k.range_batch_stride = p.range_batch_stride;
@@ -178,7 +173,7 @@ Coverage coverage() {
   c[Axis::kKvScales] = use::kNoScale | use::kPerTensor | use::kPerHead | use::kPerTokenHead;
   c[Axis::kKvLayout] = use::kNhd | use::kHnd | use::kXpacked;
   c[Axis::kMask] =
-      use::kNoMask | use::kCausal | use::kWindow | use::kBits | use::kRanges | use::kFinished | use::kSkipDecode;
+      use::kNoMask | use::kCausal | use::kWindow | use::kKeyMasks | use::kRanges | use::kFinished | use::kSkipDecode;
   c[Axis::kScore] = use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kBias | use::kNewTokenBias |
                     use::kT5 | use::kSinks;
   c[Axis::kOutput] = use::kOutF32 | use::kOutF16 | use::kOutBf16 | use::kOutE4m3 | use::kLse | use::kMaxLogits;

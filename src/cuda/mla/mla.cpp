@@ -105,8 +105,8 @@ Coverage coverage(uint32_t masks) {
 }  // namespace
 
 const Kernel& mla_kernel() {
-  static const Kernel kernel{"cuda_mla",           "attention", ATTUNE_DEVICE_CUDA, kWarpgroups,
-                             coverage(use::kBits), make_plan,   mla::refusal};
+  static const Kernel kernel{"cuda_mla", "attention", ATTUNE_DEVICE_CUDA, kWarpgroups, coverage(use::kKeyMasks),
+                             make_plan,  mla::refusal};
   return kernel;
 }
 
