@@ -143,7 +143,7 @@ void CacheOpProblem::add_scales() {
     if (is_v && op_.cache.v.dtype == ATTUNE_DTYPE_NONE) continue;
     attune_tensor& t = is_v ? op_.cache.v_scale : op_.cache.k_scale;
     t = arena_.add(is_v ? "cache.v_scale" : "cache.k_scale", ATTUNE_FLOAT32, shape);
-    if (c.cache.scales == ScaleMode::kTokenHead && stores_ && !c.op.any_contents) continue;
+    if (scales_by_token(c.cache.scales) && stores_ && !c.op.any_contents) continue;
     for_each_element(t, [&](const int64_t*, void* element) {
       // Also far from 1, where quotients leave fp32's range.
       const double scale = random_.chance(0.1) ? std::ldexp(1.0, static_cast<int>(random_.integer(-140, 120))) : 0.01;

@@ -38,11 +38,7 @@ void read_cache(Object& parent, CacheSpec& cache) {
       {{"plain", ATTUNE_KV_PLAIN}, {"mla_656", ATTUNE_KV_MLA_656}, {"mla_584", ATTUNE_KV_MLA_584}});
   object.choose<attune_kv_layout>("layout", cache.layout,
                                   {{"nhd", ATTUNE_KV_NHD}, {"hnd", ATTUNE_KV_HND}, {"xpacked", ATTUNE_KV_XPACKED}});
-  object.choose<ScaleMode>("scales", cache.scales,
-                           {{"none", ScaleMode::kNone},
-                            {"tensor", ScaleMode::kTensor},
-                            {"head", ScaleMode::kHead},
-                            {"token", ScaleMode::kTokenHead}});
+  object.choose("scales", cache.scales, scale_modes());
   object.get("page_size", cache.page_size);
   object.get("ring_capacity", cache.ring_capacity);
   object.get("slack", cache.slack);

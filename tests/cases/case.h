@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "attune/attune.h"
-#include "common/kinds.h"
+#include "cache_scales.h"
 #include "mask.h"
 
 namespace attune::cases {
@@ -38,7 +38,7 @@ struct CacheSpec {
   int64_t row_padding = 0;    // elements behind each row (nhd, hnd)
 
   // Whether who writes rows computes their scales.
-  bool writes_scales() const { return format != ATTUNE_KV_PLAIN || scales == ScaleMode::kTokenHead; }
+  bool writes_scales() const { return format != ATTUNE_KV_PLAIN || scales_by_token(scales); }
 };
 
 struct SparseSpec {

@@ -195,10 +195,10 @@ void Problem::make_pool(attune_kv_cache& cache, const CacheSpec& spec, int64_t p
   if (spec.scales == ScaleMode::kNone) return;
   const std::vector<int64_t> shape = scale_shape(spec.scales, spec.layout, pages, page_size, heads);
   Layout layout;
-  if (spec.scales == ScaleMode::kTokenHead && (spec.page_padding || odd)) layout.padding = {0, 3, 0};
+  if (scales_by_token(spec.scales) && (spec.page_padding || odd)) layout.padding = {0, 3, 0};
   cache.k_scale = arena_.add(name + ".k_scale", ATTUNE_FLOAT32, shape, layout);
   if (!c.shared_kv) cache.v_scale = arena_.add(name + ".v_scale", ATTUNE_FLOAT32, shape, layout);
-  if (spec.scales == ScaleMode::kTokenHead) return;
+  if (scales_by_token(spec.scales)) return;
   const auto fill = [&](const attune_tensor& t, double unit) {
     for_each_element(t, [&](const int64_t* index, void* element) {
       encode(ATTUNE_FLOAT32, scale_unit(dtype) * unit * (1 + 0.25 * static_cast<double>(index[0])), element);
@@ -274,8 +274,7 @@ void Problem::fill_pool(attune_kv_cache& cache, const CacheSpec& spec, const std
         double scale = 1;
         if (spec.scales != ScaleMode::kNone) {
           void* at = scale_element(is_v ? cache.v_scale : cache.k_scale, spec.layout, page, offset, g);
-          if (spec.scales == ScaleMode::kTokenHead)
-            encode(ATTUNE_FLOAT32, scale_unit(dtype) * (0.5 + random_.uniform()), at);
+          if (scales_by_token(spec.scales)) encode(ATTUNE_FLOAT32, scale_unit(dtype) * (0.5 + random_.uniform()), at);
           scale = decode(ATTUNE_FLOAT32, at);
         }
         for (int64_t d = 0; d < dim; ++d) {

@@ -7,11 +7,6 @@
 
 namespace attune::cases {
 
-ScaleMode draw_scales(Random& r, attune_dtype dtype) {
-  const auto mode = r.pick<ScaleMode>({ScaleMode::kNone, ScaleMode::kTensor, ScaleMode::kHead, ScaleMode::kTokenHead});
-  return dtype == ATTUNE_INT8 && mode == ScaleMode::kNone ? ScaleMode::kTokenHead : mode;
-}
-
 void draw_packed(Random& r, Case& c) {
   const bool is_656 = r.chance(0.5);
   c.cache.format = is_656 ? ATTUNE_KV_MLA_656 : ATTUNE_KV_MLA_584;

@@ -10,8 +10,6 @@ namespace attune::cases {
 // What a batch of attention is like; kAny: as random_case draws it.
 enum class Kind { kDecode, kChunk, kPrefill, kMixed, kCodes, kFloats, kMla, kMlaSparse, kAny, kIndexer };
 
-// The scales of a cache of 8 bits.
-ScaleMode draw_scales(Random& r, attune_dtype dtype);
 // A packed row, in place of a plain one.
 void draw_packed(Random& r, Case& c);
 // One sequence among unlike ones.

@@ -31,18 +31,6 @@ void* pool_element(const attune_kv_cache& cache, bool is_v, int64_t page, int64_
   }
 }
 
-std::vector<int64_t> scale_shape(ScaleMode mode, int32_t layout, int64_t pages, int64_t page_size, int64_t heads) {
-  if (mode == ScaleMode::kTensor) return {1};
-  if (mode == ScaleMode::kHead) return {heads};
-  if (layout == ATTUNE_KV_NHD) return {pages, page_size, heads};
-  return {pages, heads, page_size};
-}
-
-void* scale_element(const attune_tensor& scales, int32_t layout, int64_t page, int64_t offset, int64_t head) {
-  if (scales.rank == 1) return element_at(scales, {scales.shape[0] == 1 ? 0 : head});
-  return layout == ATTUNE_KV_NHD ? element_at(scales, {page, offset, head}) : element_at(scales, {page, head, offset});
-}
-
 attune_tensor Arena::add(const std::string& name, attune_dtype dtype, const std::vector<int64_t>& shape,
                          const Layout& layout) {
   attune_tensor t{};

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "common/kinds.h"
 #include "core/tensor_fields.h"
 #include "memory.h"
 #include "number.h"
@@ -27,9 +26,6 @@ struct Layout {
 void* element_at(const attune_tensor& t, std::initializer_list<int64_t> index);
 // Element d of a row of a plain cache's K or V.
 void* pool_element(const attune_kv_cache& cache, bool is_v, int64_t page, int64_t offset, int64_t head, int64_t d);
-// The shape of k_scale, or of v_scale; not of kNone. Its element for a slot.
-std::vector<int64_t> scale_shape(ScaleMode mode, int32_t layout, int64_t pages, int64_t page_size, int64_t heads);
-void* scale_element(const attune_tensor& scales, int32_t layout, int64_t page, int64_t offset, int64_t head);
 int64_t num_elements(const attune_tensor& t);
 // Calls f(index, element) for every element in row-major order of the indices. index has t.rank entries.
 template <typename F>
