@@ -151,7 +151,7 @@ TEST(CudaMlaConfig, ChoosesTheKernelByItsRows) {
     }
     return kernel.entry + rows;
   };
-  const std::string m16 = "attune_mla_few", swap_ab_16 = "attune_mla_half 16", swap_ab_32 = "attune_mla_half 32",
+  const std::string m16 = "attune_mla_m16", swap_ab_16 = "attune_mla_swap_ab 16", swap_ab_32 = "attune_mla_swap_ab 32",
                     m64 = "attune_mla";
   const cases::Row common(R"("dtype": "bf16", "seqlens_kv": [5, 9])");
   const cases::Row packed = common.with(R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656"})");

@@ -54,7 +54,7 @@ __device__ __forceinline__ void run_m16(const WorkTileParams& p, const M16Smem& 
 }  // namespace attune::mla
 
 extern "C" __global__ void __launch_bounds__(attune::mla::M16Config::kThreads, 1)
-    attune_mla_few(const __grid_constant__ attune::kernels::WorkTileParams p) {
+    attune_mla_m16(const __grid_constant__ attune::kernels::WorkTileParams p) {
   using namespace attune;
   using namespace attune::mla;
   const M16Smem smem(ptx::dynamic_shared());

@@ -60,7 +60,7 @@ __device__ __forceinline__ void run_pv(const WorkTileParams& p, const SwapAbSmem
 }  // namespace attune::mla
 
 extern "C" __global__ void __launch_bounds__(attune::mla::SwapAbConfig::kThreads, 1)
-    attune_mla_half(const __grid_constant__ attune::kernels::WorkTileParams p) {
+    attune_mla_swap_ab(const __grid_constant__ attune::kernels::WorkTileParams p) {
   using namespace attune;
   using namespace attune::mla;
   const SwapAbSmem smem(ptx::dynamic_shared());

@@ -132,8 +132,8 @@ KernelSpec Config::main_kernel() const {
                   : swap_ab ? "mla/swap_ab.cu"
                             : "mla/mla.cu",
                   mma       ? "attune_mla_mma"
-                  : m16     ? "attune_mla_few"
-                  : swap_ab ? "attune_mla_half"
+                  : m16     ? "attune_mla_m16"
+                  : swap_ab ? "attune_mla_swap_ab"
                             : "attune_mla",
                   {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_TYPE", dtype),
                    define("ATTUNE_OUT_TYPE", out_dtype), define("ATTUNE_LOADER", producer),
