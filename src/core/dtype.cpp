@@ -2,9 +2,20 @@
 #include "core/dtype.h"
 
 #include <cstring>
+#include <iterator>
 
 namespace attune {
 namespace {
+
+// By attune_dtype.
+constexpr struct {
+  int64_t size;
+  const char* name;
+} kDtypes[] = {{0, "none"}, {4, "float32"}, {2, "float16"}, {2, "bfloat16"}, {1, "e4m3"},
+               {1, "e5m2"}, {1, "int8"},    {1, "uint8"},   {4, "int32"},    {8, "int64"}};
+static_assert(std::size(kDtypes) == ATTUNE_INT64 + 1, "a dtype is missing");
+
+bool is_known(int32_t dtype) { return dtype >= 0 && dtype <= ATTUNE_INT64; }
 
 // Rounds |x| to a format with kMan stored mantissa bits, exponent bias kBias and largest finite code kMax, saturating.
 template <int kMan, int kBias, uint8_t kMax>
@@ -29,52 +40,9 @@ uint8_t round_to_float8(float x, uint8_t nan_code) {
 
 }  // namespace
 
-int64_t dtype_size(int32_t dtype) {
-  switch (dtype) {
-    case ATTUNE_FLOAT32:
-    case ATTUNE_INT32:
-      return 4;
-    case ATTUNE_FLOAT16:
-    case ATTUNE_BFLOAT16:
-      return 2;
-    case ATTUNE_FLOAT8_E4M3:
-    case ATTUNE_FLOAT8_E5M2:
-    case ATTUNE_INT8:
-    case ATTUNE_UINT8:
-      return 1;
-    case ATTUNE_INT64:
-      return 8;
-    default:
-      return 0;
-  }
-}
+int64_t dtype_size(int32_t dtype) { return is_known(dtype) ? kDtypes[dtype].size : 0; }
 
-const char* dtype_name(int32_t dtype) {
-  switch (dtype) {
-    case ATTUNE_DTYPE_NONE:
-      return "none";
-    case ATTUNE_FLOAT32:
-      return "float32";
-    case ATTUNE_FLOAT16:
-      return "float16";
-    case ATTUNE_BFLOAT16:
-      return "bfloat16";
-    case ATTUNE_FLOAT8_E4M3:
-      return "e4m3";
-    case ATTUNE_FLOAT8_E5M2:
-      return "e5m2";
-    case ATTUNE_INT8:
-      return "int8";
-    case ATTUNE_UINT8:
-      return "uint8";
-    case ATTUNE_INT32:
-      return "int32";
-    case ATTUNE_INT64:
-      return "int64";
-    default:
-      return "unknown dtype";
-  }
-}
+const char* dtype_name(int32_t dtype) { return is_known(dtype) ? kDtypes[dtype].name : "unknown dtype"; }
 
 float half_to_float(uint16_t h) {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;

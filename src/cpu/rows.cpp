@@ -11,6 +11,14 @@ namespace {
 
 constexpr int64_t kChunk = 128;  // strided elements go through a buffer of this many
 
+// Calls f with an unsigned number of so many bytes: 1, 2 or 4.
+template <class F>
+void with_size(int64_t size, F&& f) {
+  if (size == 1) return f(uint8_t{});
+  if (size == 2) return f(uint16_t{});
+  f(uint32_t{});
+}
+
 template <class Element>
 void gather(const std::byte* from, int64_t stride, int64_t n, Element* to) {
   for (int64_t i = 0; i < n; ++i)
@@ -68,17 +76,7 @@ void read_elements(int32_t dtype, const std::byte* from, int64_t stride, int64_t
   for (int64_t first = 0; first < n; first += kChunk) {
     const int64_t m = std::min(kChunk, n - first);
     const std::byte* at = from + first * stride * size;
-    switch (size) {
-      case 1:
-        gather(at, stride, m, reinterpret_cast<uint8_t*>(codes));
-        break;
-      case 2:
-        gather(at, stride, m, reinterpret_cast<uint16_t*>(codes));
-        break;
-      default:
-        gather(at, stride, m, reinterpret_cast<uint32_t*>(codes));
-        break;
-    }
+    with_size(size, [&]<class T>(T) { gather(at, stride, m, reinterpret_cast<T*>(codes)); });
     kernels().to_f32(static_cast<attune_dtype>(dtype), codes, m, to + first);
   }
 }
@@ -94,17 +92,7 @@ void write_elements(int32_t dtype, std::byte* to, int64_t stride, int64_t n, con
     const int64_t m = std::min(kChunk, n - first);
     encode_contiguous(dtype, from + first, m, codes);
     std::byte* at = to + first * stride * size;
-    switch (size) {
-      case 1:
-        scatter(reinterpret_cast<const uint8_t*>(codes), stride, m, at);
-        break;
-      case 2:
-        scatter(reinterpret_cast<const uint16_t*>(codes), stride, m, at);
-        break;
-      default:
-        scatter(reinterpret_cast<const uint32_t*>(codes), stride, m, at);
-        break;
-    }
+    with_size(size, [&]<class T>(T) { scatter(reinterpret_cast<const T*>(codes), stride, m, at); });
   }
 }
 
