@@ -43,11 +43,11 @@ struct alignas(16) WorkList {
   int num_split_tiles;  // row blocks with more than one split
   long long num_tiles;  // of all work tiles, times head tiles
   // Flags that kernels acquire to see the writes of kernels before the previous one (ptx/atomic.cuh).
-  unsigned seen;         // 1 once a block of the attention kernel has the list: for the kernel that combines
-  unsigned decode_begun;    // mixed batches: runs that decode has begun,
-  unsigned prefill_ended;    // and runs that this kernel, beside decode, has ended
-  unsigned blocks_done;  // of the current run; 0 before and after a run
-  unsigned stamp;        // common/stamp.cuh
+  unsigned seen;           // 1 once a block of the attention kernel has read the list; for the kernel that combines
+  unsigned decode_begun;   // mixed batches: runs that decode has begun,
+  unsigned prefill_ended;  // and runs that this kernel, beside decode, has ended
+  unsigned blocks_done;    // of the current run; 0 before and after a run
+  unsigned stamp;          // common/stamp.cuh
 };
 
 // Sparse attention: the entries of each row, slots of a cache or indices of dense keys. Entries out of range are

@@ -16,7 +16,7 @@
 //   copies:  | 0 | 1 | 2 |   3   |   4   |        tile i + kStages - 1 is issued before tile i is read, into the stage
 //   mma:                 | 0     | 1     | 2      of tile i - 1; one __syncwarp lies between.
 //
-// Work is scheduled by stream-K (schedule/): each block takes an equal range of the key tiles of all output tiles. The
+// Work is scheduled by stream-K (scheduler/): each block takes an equal range of the key tiles of all output tiles. The
 // producer runs ahead into the next split during the epilogue, so that memory stays busy.
 #include "decode/block.cuh"
 #include "ptx/grid.cuh"

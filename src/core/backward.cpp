@@ -6,14 +6,14 @@
 namespace attune {
 namespace {
 
-// What of attention has no backward on any device is refused here; what a kernel may come to take, by its coverage.
+// Refuses what has no backward on any device. What some kernel may take later is refused by coverage.
 void check_forward(const attune_attention& a) {
   require(present(a.lse), "lse is absent; the backward reads the forward's lse");
   require(a.out.dtype != ATTUNE_FLOAT8_E4M3, "out is ", dtype_name(a.out.dtype),
           "; the backward reads out, which must not be of 8 bits");
 }
 
-// Gradient of an input: as it, or in float32.
+// A gradient has the dtype of its input, or float32.
 RowView read_gradient(const char* name, const attune_tensor& t, const char* of, const attune_tensor& input, Data data) {
   if (!present(t)) return {};
   require(present(input), name, " is set, but ", of, " is absent");

@@ -26,12 +26,11 @@ struct TableView {
 struct BackwardProblem {
   Problem forward;     // whose out and lse are read
   RowView dout, dlse;  // dlse absent: 0
-  RowView dq, dk, dv;  // each may be absent, as the tables
+  RowView dq, dk, dv;  // each may be absent; so may the tables
   TableView dsinks, dbias, dt5_bias;
 };
 
-// What, beside traits and limits, a run has like its plan: dtypes of q, k, v, out and of dq, dk, dv, dsinks, dbias and
-// dt5_bias, NONE where that is absent.
+// A run must have the dtypes of its plan: of q, k, v, out, dq, dk, dv, dsinks, dbias and dt5_bias; NONE: absent.
 using BackwardDtypes = std::array<int32_t, 10>;
 BackwardDtypes dtypes_of(const BackwardProblem& p);
 // Throws INVALID_ARGUMENT naming the first that differs.

@@ -35,7 +35,7 @@ inline constexpr uint64_t kFirstSize<attune_device_info> = 224;
 template <>
 inline constexpr uint64_t kFirstSize<attune_kernel_info> = 1136;
 
-// No version of any struct is larger. A larger struct_size was never set, and so many bytes must not be read.
+// No version of any struct is larger. A larger struct_size is uninitialised memory: so many bytes must not be read.
 inline constexpr uint64_t kMostStructSize = 65536;
 
 // Throws unless some version of the struct may have this size.
@@ -78,8 +78,8 @@ class Known {
   Struct copy_;  // uninitialised if known_ is the caller's struct
 };
 
-// Writes struct_size bytes of a caller's struct. fill(Struct&) gets a struct of zeros; of it goes to the caller what
-// there is room for. Bytes that this library does not know become 0.
+// Writes struct_size bytes of a caller's struct. fill(Struct&) gets a zeroed struct, whose first struct_size
+// bytes are copied to the caller. Bytes that this library does not know become 0.
 template <class Struct, class Fill>
 void write_struct(const char* name, Struct* to, uint64_t struct_size, const Fill& fill) {
   static_assert(std::is_trivially_copyable_v<Struct> && kFirstSize<Struct> > 0 && sizeof(Struct) >= kFirstSize<Struct>);

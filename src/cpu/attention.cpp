@@ -16,8 +16,8 @@
 namespace attune::cpu {
 namespace {
 
-// Tiles are bf16 where the machine gains from it and no operand loses by it: bf16 queries; keys and values of bf16 or 8
-// bits, which are exact in bf16; MLA rows, which are rounded once anyway.
+// Tiles are bf16 where that is faster and no operand loses bits: bf16 queries; keys and values of bf16 or 8 bits, which
+// are exact in bf16; MLA rows, which are rounded once in any case.
 bool is_bf16_exact(int32_t dtype) { return dtype == ATTUNE_BFLOAT16 || is_8bit(dtype); }
 
 bool kv_is_bf16_exact(const Problem& p) {
@@ -52,7 +52,7 @@ struct Header {
   int64_t num_items, num_merges;
 };
 
-// A number that no other plan of the process has, and that memory with other contents hardly begins with.
+// A number that no other plan of the process has. Memory with other contents is unlikely to begin with it.
 uint64_t new_owner() {
   static std::atomic<uint64_t> count{0};
   return 0x6174'7475'6e65'0000u + count.fetch_add(1);

@@ -179,8 +179,8 @@ void prefill_pass(const ScoreRows& rows, const TileSource& source, const Compute
     source.load(rows.sequence, item.sequence, 0, rows.kv_head, first, item.kv_begin, n, scratch);
     pack_tile(p, compute, tile, scratch);
     const int ld_k = packed_columns(n), ld_v = packed_columns(dv);
-    // A share of the next tile's rows before each product, as packing would wait for each of them; and once more the
-    // share before it, of which requests were dropped.
+    // Prefetches a share of the next tile's rows before each product: packing would wait for each row. Requests the
+    // share before once more, because the core drops some requests.
     const int share = static_cast<int>(ceil_div(kPrefillN, 2 * ceil_div(item.num_rows, kRowBlock)));
     const auto request = [&](int product) {
       const int begin = std::max(0, product - 1) * share, end = std::min(kPrefillN, (product + 1) * share);

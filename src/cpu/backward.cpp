@@ -14,17 +14,17 @@ namespace {
 
 constexpr int64_t kItemKeys = 4 * kTileKeys;          // of an item that sums dk and dv alone
 constexpr int64_t kMostSumBytes = int64_t{16} << 20;  // of dk and dv of a whole sequence and KV head, a thread
-constexpr double kCutCost = 1.4;                      // seven products for five: S and dP again for dq
+constexpr double kCutCost = 1.4;                      // a cut item computes S and dP twice: seven products, not five
 
 // How the sequences of a run are cut into items. An item that sums all gradients of a sequence and KV head computes a
 // tile once; where there are too few of them for the threads, dq and dk, dv have items of their own.
 struct Cut {
   const Sequence* sequences;  // keys in use
-  const Sequence* extents;    // keys that there are
+  const Sequence* extents;    // all keys, in use or not
   const int32_t* order;       // sequences, longest work first
   const int64_t* ends;        // of the items of each, in that order
   bool whole;
-  int64_t whole_keys;  // sequences of more keys are cut all the same
+  int64_t whole_keys;  // longer sequences are always cut
 };
 
 class BackwardItems {

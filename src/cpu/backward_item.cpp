@@ -78,7 +78,7 @@ class ItemRun {
 
   int64_t first_sum() const { return tiles_.first_key() - item_.key_begin; }
 
-  // Rows that are not finite count as 0 in all three products: 0 * NaN must not reach who does not see them.
+  // Rows that are not finite count as 0 in all three products: 0 * NaN must not reach rows that do not see them.
   void add_products(const Tile& tile) {
     const KernelTable& kt = run_.kernels;
     if (item_.dv) {

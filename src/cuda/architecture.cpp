@@ -82,7 +82,7 @@ Target forced_target(const std::string& name, int capability, std::string* why) 
 std::string missing_feature(unsigned needs, const Target& target) {
   const unsigned missing = needs & ~target.features;
   if (missing == 0) return "";
-  // The last one says most.
+  // Names the last missing feature: it needs the newest GPU.
   const unsigned feature = std::bit_floor(missing);
   const char* const name = kFeatureNames[std::countr_zero(feature)];
   return cat(name, ": compute capability ", capability_text(ptx::first_with(feature)),

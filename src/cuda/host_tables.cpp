@@ -55,7 +55,7 @@ class HostTables::Copier {
       if (s.rows_per_batch == 0) {
         s.indices = rows(s.indices, num_rows, s.row_stride, extent, s.row_stride);
       } else {
-        // As they were: the rows of one sequence, and what lies between those of two.
+        // Copies the rows of each sequence with their strides, and what lies between sequences.
         const int64_t of_sequence = (s.rows_per_batch - 1) * s.row_stride + extent;
         s.indices = rows(s.indices, num_rows / s.rows_per_batch, s.batch_stride, of_sequence, s.batch_stride);
       }

@@ -22,9 +22,9 @@ class HostTables {
  public:
   using Copy = std::function<void(void* to, const void* from, size_t bytes)>;
 
-  // In the order of the stream, of which it waits for what it copies. The problem's pointers must be reachable.
+  // Copies in the order of the stream, and waits for the copies. The device must reach the problem's pointers.
   HostTables(const Problem& p, int32_t device, void* stream);
-  // By a copy that need not be the driver's.
+  // Copies by any function.
   HostTables(const Problem& p, const Copy& copy);
   const Problem& problem() const { return problem_; }
 

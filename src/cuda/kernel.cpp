@@ -62,7 +62,7 @@ class KnownKernels {
     const CompiledKernel* kernel;
   };
 
-  // Of what tells kernels apart, which their names are not.
+  // Hashes entry and defines: they tell kernels apart.
   static size_t hash(const KernelSpec& spec) {
     size_t h = std::hash<std::string>()(spec.entry);
     for (const auto& [macro, value] : spec.defines)
@@ -84,7 +84,7 @@ class KernelCache {
     require_device(device);
     auto kernel = std::make_unique<CompiledKernel>(load_kernel(spec, device));
     std::unique_lock lock(kernels_mutex_);
-    // Another thread may have come first; its entry stays, since references to it may be out.
+    // If another thread came first, its entry stays: callers may hold references to it.
     const auto& entry = kernels_.try_emplace(key_of(spec, device), std::move(kernel)).first->second;
     known_.add(spec, device, entry.get());
     return checked(*entry, spec);
@@ -232,8 +232,8 @@ const CompiledKernel& get_kernel(const KernelSpec& spec, int32_t device) { retur
 
 void warm(const std::vector<KernelSpec>& all, int32_t device) {
   require_device(device);
-  // A call without a plan to keep plans every time: threads that find nothing to do would cost it more than its
-  // launches.
+  // Operations without plans come here on every call. Starting threads that find nothing to do would cost more than the
+  // launch.
   std::vector<KernelSpec> specs;
   for (const KernelSpec& spec : all)
     if (!the_cache().has(spec, device)) specs.push_back(spec);
@@ -272,7 +272,7 @@ int32_t CompiledKernel::blocks_per_sm(int32_t threads, size_t dynamic_shared_byt
 }
 
 int32_t CompiledKernel::max_active_clusters(uint32_t cluster_x, int32_t threads, size_t dynamic_shared_bytes) const {
-  // The driver takes longer to answer than to launch, and every plan asks.
+  // Kept, because every plan asks and the driver answers more slowly than it launches.
   static std::shared_mutex mutex;
   static auto& known = *new std::map<std::tuple<const CompiledKernel*, uint32_t, int32_t, size_t>, int32_t>;
   const auto question = std::make_tuple(this, cluster_x, threads, dynamic_shared_bytes);

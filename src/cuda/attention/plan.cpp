@@ -30,7 +30,7 @@ void WorkTilePlan::run(const Problem& p, void* workspace, void* stream) const {
     check_run(p);
     return attend(p, workspace, stream);
   }
-  // Whether k and v are of q's tokens can depend on the addresses of tables, which a plan may not have.
+  // The plan could not check this: tables had no addresses yet, and these say whether k and v are of q's tokens.
   const std::string why = prologue_refusal(p);
   require(why.empty(), "attention differs from its plan: kernel ", name_, " does not take ", why);
   std::byte* const rows = static_cast<std::byte*>(workspace) + rows_begin_;

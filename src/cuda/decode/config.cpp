@@ -269,14 +269,14 @@ Config choose_config(const Problem& p, const DeviceShape& device, const std::str
   c.t5 = attention::t5_buckets(p);
   c.new_tokens = p.new_tokens;
   c.prologue = p.prologue.any;
-  // With all that the prologue reads for them, rows of more than 128 channels would have too few registers.
+  // A prologue on rows of more than 128 channels needs more registers than there are.
   const bool roomy = std::max(p.head_dim_qk, p.head_dim_v) <= 128;
   c.vectors = (!c.prologue || roomy) && no_vectors(p).empty();
   const int64_t alignment = cache_alignment(p);
   c.load = choose_load(p, alignment);
   c.copy_bytes = c.load == Load::kElements ? 16 : static_cast<int>(alignment);
 
-  // The fewest rows a block that hold a sequence's: rows take registers that copies in flight need.
+  // As few rows a block as hold those of a sequence: rows take registers that copies in flight need.
   const int64_t rows = rows_of_sequence(p);
   const bool wide = std::max(p.head_dim_qk, p.head_dim_v) > 128;
   // Scales by token, mask bits, score tables and bf16x3 take registers too.
@@ -285,10 +285,11 @@ Config choose_config(const Problem& p, const DeviceShape& device, const std::str
   const int64_t blocks_of_rows = std::max<int64_t>(1, ceil_div(rows, c.rows()));
   if (p.prologue.append && (p.cache.ring_capacity > 0 || p.beam_width > 1)) {
     c.append_counters = p.batch / p.beam_width * p.heads_kv;
-    // A cluster knows of its own readers only.
+    // A cluster counts its own readers only.
     if (blocks_of_rows > 1 || p.beam_width > 1) c.no_clusters = "several clusters read slots that are appended to";
   }
-  // And so does a row in vectors beside many others, or beside ranges where three blocks share a multiprocessor.
+  // Rows in vectors take registers too: not beside many rows, nor beside ranges where three blocks share a
+  // multiprocessor.
   const bool ranges = (c.mask & use::kRanges) != 0 && dtype_size(c.kv_dtype) == 1;
   if (c.prologue && (c.row_tiles == 4 || ranges || (c.row_tiles == 2 && (c.mask != 0 || c.score != 0))))
     c.vectors = false;
@@ -304,10 +305,10 @@ Config choose_config_beside(const Problem& p, const DeviceShape& device, const B
   constexpr int kMostWarps = 8;
   Problem steps = p;
   steps.max_seqlen_q = std::min<int64_t>(p.max_seqlen_q, beside.max_decode_q);
-  // Clusters are launched without a look at lengths.
+  // Clusters take all sequences, whatever their lengths.
   Config c = choose_config(steps, device, "another kernel serves longer sequences");
   c.beside = beside;
-  // A block a multiprocessor, so that what the schedule leaves to the other kernel are whole ones.
+  // One block a multiprocessor, so that the schedule leaves whole multiprocessors to the other kernel.
   c.warps = std::min(kMostWarps, c.warps * c.blocks_per_sm), c.blocks_per_sm = 1;
   c.stages = stages_that_fit(c, device);
   choose_grid(steps, device.num_sms, c);

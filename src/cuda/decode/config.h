@@ -22,9 +22,9 @@ using Grid = std::array<uint32_t, 3>;
 
 // A kernel that serves a call's longer sequences beside this one.
 struct Beside {
-  int max_decode_q = std::numeric_limits<int>::max();  // sequences of more queries are its
-  int64_t list_at = 0;                                 // where its schedule's list lies, from the workspace on
-  float tile = 0;                                      // what a tile of it costs, in operations on 128 keys of 128 rows
+  int max_decode_q = std::numeric_limits<int>::max();  // it takes sequences with more queries
+  int64_t list_at = 0;                                 // offset of its schedule's list in the workspace
+  float tile = 0;                                      // size of its tiles, in tiles of 128 keys x 128 rows
 };
 
 struct Config {
@@ -80,9 +80,9 @@ Config choose_config(const Problem& p, const DeviceShape& device, const std::str
 // For the short sequences where there is such a kernel.
 Config choose_config_beside(const Problem& p, const DeviceShape& device, const Beside& beside);
 
-// What to_params must find as it was when the configuration was chosen. Throws INVALID_ARGUMENT.
+// Throws INVALID_ARGUMENT where addresses and strides no longer allow what the configuration was chosen for.
 void check_alignment(const Problem& p, const Config& c);
-// And where a run has rows or pages that the kernel of its plan does not take.
+// The same where a run has rows or pages that the kernel of its plan does not take.
 void check_run(const Problem& p, const Config& c);
 kernels::AttentionParams to_params(const Problem& p, const Config& c, void* workspace);
 

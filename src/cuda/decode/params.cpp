@@ -24,7 +24,7 @@ void fill_new_tokens(const Problem& p, AttentionParams& k) {
   k.append = p.prologue.append ? 1 : 0;
 }
 
-// A tile of 128 keys takes a multiprocessor so much longer with 128 rows of a prompt than with those of a block here.
+// Time of a tile of 128 keys with 128 rows of a prompt, relative to one with the rows of a decode block.
 constexpr float kPromptTile = 1.22f;
 
 void fill_schedule(const Problem& p, const Config& c, AttentionParams& k) {

@@ -14,13 +14,13 @@
 namespace attune::cuda {
 namespace {
 
-// As the kernels are planned.
+// The problem that the kernels are planned for.
 Problem without_prologue(const Problem& p) {
   return attention::has_prologue(p) ? attention::after_prologue(p, nullptr) : p;
 }
 
-// Both schedules, then both kernels, one after the other on the stream; what no sequence asks for ends at once. The
-// prologue runs once, before them, as for prompts.
+// Launches both schedules, then both kernels, on one stream. A kernel that no sequence needs ends at once. The prologue
+// runs once, before them.
 class MixedPlan final : public KernelPlan {
  public:
   MixedPlan(const Problem& p, int32_t device) : device_(device) {
@@ -84,7 +84,7 @@ Coverage coverage() {
 }
 
 std::string refusal(const Problem& p) {
-  // Between the two launches nothing may come.
+  // A copy of rows would come between the two launches.
   if (const char* const name = attention::row_to_copy(p); name != nullptr)
     return cat("rows of ", name, " that do not lie at multiples of 16 bytes");
   std::string why = prefill::refusal(p);
@@ -97,16 +97,16 @@ bool leaves(const Problem& p) { return !mixed::may_be_mixed(p); }
 
 namespace mixed {
 
-// As many as fill a block of 16 rows of decode: more would read their keys again for each further block.
+// A decode block has 16 rows. Sequences with more would read their keys once for each block.
 int max_decode_queries(const Problem& p) {
   return static_cast<int>(std::max<int64_t>(1, 16 / std::max<int64_t>(1, p.group)));
 }
 
-// The longest sequence has many rows and is far above the mean. Calls of longer sequences alone would lose by the
-// launches what a few blocks of rows take. From 32 heads on a single query fills enough of a prompt's block.
+// The longest sequence must have many rows, and far more than the mean: else a second pair of launches costs more than
+// it saves. With 32 heads or more a single query fills enough of a prompt's block.
 bool may_be_mixed(const Problem& p) {
   constexpr int64_t kFewRows = 32, kMostMean = 256, kSpread = 4;
-  if (p.batch_invariant) return false;  // what serves a sequence would follow from the others
+  if (p.batch_invariant) return false;  // the kernel of a sequence would depend on the other sequences
   if (p.batch <= 1 || !p.cu_q || p.group >= kFewRows || p.total_q <= p.batch) return false;
   return p.max_seqlen_q * p.group >= kFewRows && p.total_q <= kMostMean * p.batch &&
          p.total_q * kSpread <= p.max_seqlen_q * p.batch;
@@ -117,7 +117,7 @@ Configs choose_configs(const Problem& p, const decode::DeviceShape& device) {
   const int max_decode_q = max_decode_queries(p);
   Configs c;
   c.prompts = prefill::choose_config(attended, device.num_sms, max_decode_q);
-  // The list comes first in the workspace before.
+  // The workspace of prompts comes before, and begins with their list.
   c.steps = decode::choose_config_beside(attended, device,
                                          {max_decode_q, -static_cast<int64_t>(c.prompts.workspace_bytes()),
                                           static_cast<float>(c.prompts.rows * c.prompts.keys) / (128 * 128)});

@@ -16,13 +16,13 @@ const Kernel& mixed_kernel();
 
 namespace mixed {
 
-// Sequences of at most so many queries are decode's.
+// Sequences with at most so many queries go to decode.
 int max_decode_queries(const Problem& p);
 
 // Whether the problem may hold both kinds, as far as the host knows.
 bool may_be_mixed(const Problem& p);
 
-// Of the two kernels. The second one's workspace follows the first one's.
+// The configurations of the two kernels. The second workspace follows the first.
 struct Configs {
   prefill::Config prompts;
   decode::Config steps;
@@ -33,7 +33,7 @@ Configs choose_configs(const Problem& p, const decode::DeviceShape& device);
 // after that prologue.
 void check_run(const Problem& p, const Problem& attended, const Configs& c);
 
-// All that a plan needs.
+// The kernels of a plan.
 std::vector<KernelSpec> kernels_of(const Problem& p, const decode::DeviceShape& device);
 
 }  // namespace mixed
