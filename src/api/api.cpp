@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C ABI of plans, attention, devices and the registry: checks, translates, catches. Nothing else.
 #include <cstring>
+#include <iterator>
 #include <new>
 #include <string>
 
@@ -88,25 +89,12 @@ extern "C" {
 const char* attune_version(void) { return ATTUNE_VERSION_STRING; }
 
 const char* attune_status_name(attune_status status) {
-  switch (status) {
-    case ATTUNE_OK:
-      return "ok";
-    case ATTUNE_INVALID_ARGUMENT:
-      return "invalid argument";
-    case ATTUNE_UNSUPPORTED:
-      return "unsupported";
-    case ATTUNE_WORKSPACE_TOO_SMALL:
-      return "workspace too small";
-    case ATTUNE_OUT_OF_MEMORY:
-      return "out of memory";
-    case ATTUNE_BAD_DATA:
-      return "bad data";
-    case ATTUNE_DEVICE_ERROR:
-      return "device error";
-    case ATTUNE_INTERNAL:
-      return "internal error";
-  }
-  return "unknown status";
+  static constexpr const char* kNames[] = {
+      "ok",       "invalid argument", "unsupported",   "workspace too small", "out of memory",
+      "bad data", "device error",     "internal error"};
+  static_assert(std::size(kNames) == ATTUNE_INTERNAL + 1, "a status is missing");
+  const auto i = static_cast<size_t>(status);
+  return i < std::size(kNames) ? kNames[i] : "unknown status";
 }
 
 const char* attune_last_error(void) { return attune::last_error(); }

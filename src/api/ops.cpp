@@ -7,6 +7,7 @@
 #include "attune/attune.h"
 #include "core/aliasing.h"
 #include "core/indexer.h"
+#include "core/integers.h"
 #include "core/kv_format.h"
 #include "core/ops.h"
 #include "core/status.h"
@@ -147,7 +148,7 @@ attune_status attune_rope_table(const attune_rope* rope, int64_t first_position,
     check_count("num_positions", num_positions, kMaxPositions - first_position);
     require(cos_sin != nullptr || num_positions == 0, "cos_sin is null");
     constexpr int64_t kBlock = 256;
-    attune::cpu::parallel_for((num_positions + kBlock - 1) / kBlock, [&](int64_t block) {
+    attune::cpu::parallel_for(attune::ceil_div(num_positions, kBlock), [&](int64_t block) {
       const int64_t first = block * kBlock, n = std::min(kBlock, num_positions - first);
       attune::rope_rows(*known, frequencies.data(), first_position + first, n, cos_sin + first * known->dim);
     });

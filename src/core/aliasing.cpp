@@ -62,19 +62,9 @@ class Areas {
 };
 
 bool is_written(TensorRole role, const KvCache* written) {
-  switch (role) {
-    case TensorRole::kRead:
-      return false;
-    case TensorRole::kWritten:
-      return true;
-    case TensorRole::kCacheRows:
-      return written != nullptr;
-    case TensorRole::kKeyScales:
-      return written != nullptr && written->k_scale.by_token();
-    case TensorRole::kValueScales:
-      return written != nullptr && written->v_scale.by_token();
-  }
-  return false;
+  if (role == TensorRole::kRead || role == TensorRole::kWritten) return role == TensorRole::kWritten;
+  if (written == nullptr || role == TensorRole::kCacheRows) return written != nullptr;
+  return (role == TensorRole::kKeyScales ? written->k_scale : written->v_scale).by_token();
 }
 
 template <class Op>

@@ -17,6 +17,18 @@ static_assert(std::size(kDtypes) == ATTUNE_INT64 + 1, "a dtype is missing");
 
 bool is_known(int32_t dtype) { return dtype >= 0 && dtype <= ATTUNE_INT64; }
 
+// At any address.
+template <class T>
+T load(const void* element) {
+  T x;
+  std::memcpy(&x, element, sizeof x);
+  return x;
+}
+template <class T>
+void store(T x, void* element) {
+  std::memcpy(element, &x, sizeof x);
+}
+
 // Rounds |x| to a format with kMan stored mantissa bits, exponent bias kBias and largest finite code kMax, saturating.
 template <int kMan, int kBias, uint8_t kMax>
 uint8_t round_to_float8(float x, uint8_t nan_code) {
@@ -89,55 +101,38 @@ int8_t float_to_int8(float x) {
 }
 
 float load_as_float(int32_t dtype, const void* element) {
-  uint16_t h;
-  uint8_t b;
-  float f;
   switch (dtype) {
     case ATTUNE_FLOAT32:
-      std::memcpy(&f, element, 4);
-      return f;
+      return load<float>(element);
     case ATTUNE_FLOAT16:
-      std::memcpy(&h, element, 2);
-      return half_to_float(h);
+      return half_to_float(load<uint16_t>(element));
     case ATTUNE_BFLOAT16:
-      std::memcpy(&h, element, 2);
-      return bf16_to_float(h);
+      return bf16_to_float(load<uint16_t>(element));
     case ATTUNE_FLOAT8_E4M3:
-      std::memcpy(&b, element, 1);
-      return e4m3_to_float(b);
+      return e4m3_to_float(load<uint8_t>(element));
     case ATTUNE_FLOAT8_E5M2:
-      std::memcpy(&b, element, 1);
-      return e5m2_to_float(b);
+      return e5m2_to_float(load<uint8_t>(element));
     case ATTUNE_INT8:
-      std::memcpy(&b, element, 1);
-      return static_cast<float>(static_cast<int8_t>(b));
+      return load<int8_t>(element);
     default:
       return std::numeric_limits<float>::quiet_NaN();
   }
 }
 
 void store_from_float(int32_t dtype, float x, void* element) {
-  uint16_t h;
-  uint8_t b;
   switch (dtype) {
     case ATTUNE_FLOAT32:
-      std::memcpy(element, &x, 4);
-      break;
+      return store(x, element);
     case ATTUNE_FLOAT16:
-      h = float_to_half(x), std::memcpy(element, &h, 2);
-      break;
+      return store(float_to_half(x), element);
     case ATTUNE_BFLOAT16:
-      h = float_to_bf16(x), std::memcpy(element, &h, 2);
-      break;
+      return store(float_to_bf16(x), element);
     case ATTUNE_FLOAT8_E4M3:
-      b = float_to_e4m3(x), std::memcpy(element, &b, 1);
-      break;
+      return store(float_to_e4m3(x), element);
     case ATTUNE_FLOAT8_E5M2:
-      b = float_to_e5m2(x), std::memcpy(element, &b, 1);
-      break;
+      return store(float_to_e5m2(x), element);
     case ATTUNE_INT8:
-      b = static_cast<uint8_t>(float_to_int8(x)), std::memcpy(element, &b, 1);
-      break;
+      return store(float_to_int8(x), element);
     default:
       break;
   }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/kv_format.h"
 
+#include "core/integers.h"
+
 namespace attune {
 namespace {
 
@@ -23,7 +25,7 @@ int kv_format_count() { return static_cast<int>(sizeof(kFormats) / sizeof(kForma
 
 int64_t kv_page_bytes(const KvFormat& format, int64_t page_size) {
   const int64_t bytes = page_size * (format.token_bytes + format.scale_bytes);
-  return (bytes + format.page_alignment - 1) / format.page_alignment * format.page_alignment;
+  return round_up(bytes, format.page_alignment);
 }
 
 }  // namespace attune

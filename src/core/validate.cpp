@@ -2,6 +2,7 @@
 // Reports bad contents of tables and lengths, which attune_run masks, as errors that name the entry.
 #include <vector>
 
+#include "core/integers.h"
 #include "core/problem.h"
 
 namespace attune {
@@ -47,7 +48,7 @@ void validate_pages(const Problem& p, int64_t b, int64_t n) {
            " rows");
     return;
   }
-  const int64_t pages = (n + c.page_size - 1) / c.page_size;
+  const int64_t pages = ceil_div(n, c.page_size);
   for (int64_t i = 0; i < pages && i < c.page_table.cols; ++i) {
     const int64_t k = c.page_table(b, i);
     expect(k >= 0 && k < c.num_pages, "cache.page_table[", b, "][", i, "] is ", k, "; the cache has ", c.num_pages,

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/dtype.h"
+#include "core/integers.h"
 #include "cpu/append.h"
 #include "cpu/attention_item.h"
 #include "cpu/attention_output.h"
@@ -166,7 +167,7 @@ class AttentionPlan final : public KernelPlan {
     for (int64_t b = 0; b < p.batch; ++b) {
       const Sequence& s = sequences[b];
       if (s.num_dense == 0 || is_skipped(p, s, b)) continue;
-      parallel_for((s.num_dense + kChunk - 1) / kChunk, threads_, [&](int64_t chunk, int) {
+      parallel_for(ceil_div(s.num_dense, kChunk), threads_, [&](int64_t chunk, int) {
         alignas(64) float row[kMaxHeadDim];
         auto store = [&](const RowView& to, int64_t r, int64_t h, int64_t n) {
           if (compute_.tile == TileType::kBF16) {

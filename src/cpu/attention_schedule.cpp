@@ -112,8 +112,8 @@ ScheduleLimits schedule_limits(const Problem& p, int threads) {
   // An upper bound: every sequence may end with a block that is not full.
   const int64_t least_rows = std::min<int64_t>(
       p.sparse ? std::min<int64_t>(p.group, kDecodeRows) : prefill_rows(p.head_dim_qk, p.head_dim_v), kDecodeRows);
-  const int64_t blocks = p.sparse ? p.total_q * ((p.group + least_rows - 1) / least_rows)
-                                  : (p.total_q * p.group + least_rows - 1) / least_rows + std::min(p.batch, p.total_q);
+  const int64_t blocks = p.sparse ? p.total_q * ceil_div(p.group, least_rows)
+                                  : ceil_div(p.total_q * p.group, least_rows) + std::min(p.batch, p.total_q);
   const int64_t base = blocks * p.heads_kv;
   const bool may_split = threads > 1 && !p.batch_invariant;
   l.max_partials = may_split ? 4 * kPiecesPerThread * threads : 0;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/integers.h"
 #include "core/status.h"
 #include "cpu/index_scores.h"
 #include "cpu/kernels.h"
@@ -66,7 +67,7 @@ struct Sizes {
     rows = std::min({kMostRows, most, kMostQueries / std::max<int64_t>(op.num_heads, 1)});
     if (op.selects()) rows = std::min(rows, kMostCandidates / k);
     rows = std::max<int64_t>(rows, 1);
-    const int64_t by_keys = (op.max_seqlen_kv + kPieceKeys - 1) / kPieceKeys;
+    const int64_t by_keys = ceil_div(op.max_seqlen_kv, kPieceKeys);
     max_pieces = threads == 1 ? 1 : std::clamp<int64_t>(by_keys, 1, kItemsPerThread * threads);
     // A run of n blocks cuts each into at most kItemsPerThread * threads / n + 1 pieces; with n >= 2 * threads it cuts
     // none.
@@ -131,7 +132,7 @@ class Run {
     find_spans();
     if (num_blocks_ == 0) return;
     if (z_.max_pieces > 1 && num_blocks_ < 2 * z_.threads) {
-      pieces_ = std::min(z_.max_pieces, (kItemsPerThread * z_.threads + num_blocks_ - 1) / num_blocks_);
+      pieces_ = std::min(z_.max_pieces, ceil_div(kItemsPerThread * z_.threads, num_blocks_));
     }
     parallel_for(num_blocks_ * pieces_, z_.threads,
                  [&](int64_t item, int thread) { run_item(item / pieces_, item % pieces_, thread); });
@@ -155,7 +156,7 @@ class Run {
     for (int64_t b = 0; b < op_.batch; ++b) {
       const RowRange r = split(b);
       m_.spans[b] = {r.first, r.count, op_.num_keys(b), num_blocks_, lists};
-      num_blocks_ += (r.count + z_.rows - 1) / z_.rows;
+      num_blocks_ += ceil_div(r.count, z_.rows);
       lists += r.count;
     }
   }
@@ -193,7 +194,7 @@ class Run {
       if (pieces_ == 1) write_whole(block);
       return;  // merge_block() writes it
     }
-    const int64_t tiles = (block.all.count() + kIndexTile - 1) / kIndexTile;
+    const int64_t tiles = ceil_div(block.all.count(), kIndexTile);
     const int64_t begin = block.all.begin + tiles * piece / pieces_ * kIndexTile;
     const int64_t end = std::min(block.all.end, block.all.begin + tiles * (piece + 1) / pieces_ * kIndexTile);
     ThreadMemory memory = thread_memory(thread);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/integers.h"
 #include "cuda/attention/tensor_maps.h"
 
 namespace attune::cuda::attention {
@@ -18,11 +19,11 @@ RowView dense_rows(const RowView& like, Rows rows, int64_t heads, int64_t head_d
   v.data = memory == nullptr ? nullptr : static_cast<std::byte*>(memory) + at;
   v.dim_stride = 1;
   const int64_t unit = std::max<int64_t>(1, kAlignment / v.element_size);
-  v.head_stride = (head_dim + unit - 1) / unit * unit;
+  v.head_stride = round_up(head_dim, unit);
   v.row_stride = heads * v.head_stride;
   v.batch_stride = v.rows_per_batch * v.row_stride;
   const size_t bytes = static_cast<size_t>(v.rows * v.row_stride * v.element_size);
-  at += (bytes + kRowsAlignment - 1) / kRowsAlignment * kRowsAlignment;
+  at += round_up(bytes, kRowsAlignment);
   return v;
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/attention/tensor_maps.h"
 
+#include "core/integers.h"
+
 #include <algorithm>
 
 namespace attune::cuda::attention {
@@ -37,9 +39,7 @@ TensorMapDesc start_packed_map(const Problem& p, const KvPlane& v) {
   set_axis(m, 4, p.cache.num_pages, v.page_stride * v.element_size);
   return m;
 }
-uint32_t padded_channels(int64_t head_dim, int64_t unit) {
-  return static_cast<uint32_t>((head_dim + unit - 1) / unit * unit);
-}
+uint32_t padded_channels(int64_t head_dim, int64_t unit) { return static_cast<uint32_t>(round_up(head_dim, unit)); }
 
 }  // namespace
 

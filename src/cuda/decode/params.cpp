@@ -32,7 +32,7 @@ void fill_schedule(const Problem& p, const Config& c, AttentionParams& k) {
   k.head_lanes = c.head_lanes;
   k.max_decode_q = c.beside.max_decode_q;
   k.prompt_tile = kPromptTile * c.beside.tile * 128 / static_cast<float>(c.warps * kernels::kKeysOfWarp);
-  k.row_blocks = to_int((std::max<int64_t>(1, p.max_seqlen_q) * p.group + c.rows() - 1) / c.rows());
+  k.row_blocks = to_int(ceil_div(std::max<int64_t>(1, p.max_seqlen_q) * p.group, c.rows()));
 }
 
 // Lays out the workspace: the schedule and partial outputs. Returns their bytes; workspace null: only counts.

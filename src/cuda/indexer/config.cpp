@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/dtype.h"
+#include "core/integers.h"
 
 namespace attune::cuda::indexer {
 namespace {
@@ -109,7 +110,7 @@ ScoresConfig choose_scores(const IndexerProblem& op, const Target& target) {
   if (c.exact) return {.exact = true};
   c.q_type = q, c.k_type = k;
   c.heads = static_cast<int>(op.num_heads);
-  c.channels = static_cast<int>((op.head_dim + kPanel - 1) / kPanel * kPanel);
+  c.channels = static_cast<int>(round_up(op.head_dim, kPanel));
   c.key_tiles = c.channels <= 128 ? 2 : 1;  // what the registers of a thread hold
   c.q_vectors = has_vectors(op.q, op.head_dim);
   const bool staged_keys = has_vectors(op.cache.k, op.head_dim);
@@ -132,9 +133,7 @@ SelectConfig choose_select(const IndexerProblem& op, int64_t rows, int num_sms, 
 
 Layout make_layout(const IndexerProblem& op) {
   constexpr int64_t kAlignment = 256;
-  const auto aligned_bytes = [](int64_t n) {
-    return static_cast<size_t>((n + kAlignment - 1) / kAlignment * kAlignment);
-  };
+  const auto aligned_bytes = [](int64_t n) { return static_cast<size_t>(round_up(n, kAlignment)); };
   constexpr int64_t kMostItems = int64_t{1} << 30, kLeastBlock = 128;  // of a launch; keys
   Layout l;
   const int64_t most_columns = std::max(op.max_seqlen_kv, op.num_columns);

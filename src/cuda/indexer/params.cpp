@@ -75,7 +75,7 @@ kernels::IndexScoresParams scores_params(const IndexerProblem& op, const ScoresC
   k.clear = op.clear_scores ? 1 : 0;
   k.most_kept = op.kind == ATTUNE_INDEXER_TOPK ? to_int(op.topk) : -1;
   const int64_t columns = k.clear != 0 ? op.num_columns : op.max_seqlen_kv;
-  k.key_blocks = to_int((columns + c.block_keys() - 1) / c.block_keys());
+  k.key_blocks = to_int(ceil_div(columns, c.block_keys()));
   k.by_key_blocks = divisor_of(k.key_blocks);
   k.pack = divisor_of(k.rows.cache.k.pack);
   int64_t tile = 1;
@@ -84,10 +84,10 @@ kernels::IndexScoresParams scores_params(const IndexerProblem& op, const ScoresC
     const int64_t rows_of_sequence = op.cu ? op.total_q / std::max<int64_t>(op.batch, 1) : op.fixed_q;
     tile = static_cast<int64_t>(
         std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(rows_of_sequence, 1, kernels::kIndexTileRows))));
-    while (tile > 1 && (count + tile - 1) / tile * k.key_blocks < kItemsPerSm * num_sms) tile /= 2;
+    while (tile > 1 && ceil_div(count, tile) * k.key_blocks < kItemsPerSm * num_sms) tile /= 2;
   }
   k.tile_rows = static_cast<int>(tile);
-  k.items = (count + tile - 1) / tile * k.key_blocks;
+  k.items = ceil_div(count, tile) * k.key_blocks;
   return k;
 }
 

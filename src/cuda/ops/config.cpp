@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "core/dtype.h"
+#include "core/integers.h"
 #include "core/problem.h"
 #include "cuda/ops/params.h"
 
@@ -40,7 +41,7 @@ void choose_threads(int64_t units, Config& c) {
   }
   const bool spread = c.width == 1 || c.format != 0;
   c.lanes = spread ? 32 : static_cast<int>(std::clamp<uint64_t>(std::bit_ceil(static_cast<uint64_t>(units)), 4, 32));
-  c.units = static_cast<int>(std::max<int64_t>(1, (units + c.lanes - 1) / c.lanes));
+  c.units = static_cast<int>(std::max<int64_t>(1, ceil_div(units, c.lanes)));
   const bool wide = c.width == kRun && (c.row_type == 0 || c.row_type == ATTUNE_FLOAT32);  // two vectors a run
   const bool exact = c.head_dim == c.lanes * c.units * 2 * kRun;                           // no thread without channels
   c.rows = c.units <= 2 && !wide ? 2 : 1;

@@ -5,6 +5,7 @@
 #include <shared_mutex>
 #include <unordered_map>
 
+#include "core/integers.h"
 #include "cuda/device.h"
 #include "cuda/host_tables.h"
 #include "cuda/launch.h"
@@ -40,11 +41,9 @@ void launch_rows(const Config& c, Params params, int32_t device, void* stream) {
   const CompiledKernel& kernel = find(c, device);
   params.tokens.tile = c.tile_tokens(params.tokens.total, require_device(device).num_sms);
   params.tokens.groups_shift = c.groups_shift(params.tokens.tile);
-  LaunchConfig launch;
-  launch.grid[0] = static_cast<uint32_t>((params.tokens.total + params.tokens.tile - 1) / params.tokens.tile);
+  LaunchConfig launch{.programmatic = true, .stream = stream};
+  launch.grid[0] = static_cast<uint32_t>(ceil_div(params.tokens.total, params.tokens.tile));
   launch.block[0] = kernels::kRowsThreads;
-  launch.programmatic = true;
-  launch.stream = stream;
   launch_kernel(kernel, launch, params);
 }
 
@@ -81,11 +80,9 @@ void run_merge(const MergeProblem& op, int32_t device, void* stream) {
   const Config c = ops::choose_merge(op);
   const CompiledKernel& kernel = find(c, device);
   const int64_t lines = kernels::kRowsThreads / c.lanes;  // of a block
-  LaunchConfig launch;
-  launch.grid[0] = static_cast<uint32_t>((op.rows * op.heads + lines - 1) / lines);
+  LaunchConfig launch{.programmatic = true, .stream = stream};
+  launch.grid[0] = static_cast<uint32_t>(ceil_div(op.rows * op.heads, lines));
   launch.block[0] = kernels::kRowsThreads;
-  launch.programmatic = true;
-  launch.stream = stream;
   launch_kernel(kernel, launch, ops::merge_params(op));
 }
 

@@ -128,8 +128,8 @@ KernelSpec Config::schedule_kernel() const { return attention::schedule_kernel(*
 
 namespace {
 
-// Threads load the rows, so these may lie anywhere.
-std::string fp32_refusal(const Problem& p) {
+// All that a kernel refuses whose threads load the rows: these may lie anywhere.
+std::string dtype_refusal(const Problem& p) {
   if ((p.dense_kv || p.new_tokens) && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype))
     return "q, k and v of different dtypes";
   if (p.cache && p.cache.k.dtype != p.cache.v.dtype) return "K and V of different dtypes";
@@ -140,9 +140,7 @@ std::string tma_refusal(const Problem& p) {
   if (p.q.element_size == 1 && (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0))
     return "head dims that are no multiples of 16 with queries of 8 bits";
   const bool copied = attention::has_prologue(p) || attention::copies_rows(p);  // q, k and v
-  if ((p.dense_kv || p.new_tokens) && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype))
-    return "q, k and v of different dtypes";
-  if (p.cache && p.cache.k.dtype != p.cache.v.dtype) return "K and V of different dtypes";
+  if (std::string why = dtype_refusal(p); !why.empty()) return why;
   if (p.cache && p.cache.k.element_size > 1 && p.cache.k.dtype != p.q.dtype)
     return "q and a cache of 16 or 32 bits of different dtypes";
   if (p.cache && p.cache.k.element_size == 1 && (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0))
@@ -167,7 +165,7 @@ std::string refusal_of(const Problem& p, std::string (*of_rows)(const Problem&))
 std::string refusal(const Problem& p) {
   return p.q.dtype == ATTUNE_FLOAT32 ? refusal_as_fp32(p) : refusal_of(p, tma_refusal);
 }
-std::string refusal_as_fp32(const Problem& p) { return refusal_of(p, fp32_refusal); }
+std::string refusal_as_fp32(const Problem& p) { return refusal_of(p, dtype_refusal); }
 
 namespace {
 
