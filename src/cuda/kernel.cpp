@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/kernel.h"
 
-#include <algorithm>
-#include <atomic>
-#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
-#include <system_error>
-#include <thread>
 #include <tuple>
 #include <unordered_map>
 
+#include "core/side_by_side.h"
 #include "core/status.h"
 #include "cuda/device.h"
 #include "cuda/jit/image.h"
@@ -232,35 +228,13 @@ const CompiledKernel& get_kernel(const KernelSpec& spec, int32_t device) { retur
 
 void warm(const std::vector<KernelSpec>& all, int32_t device) {
   require_device(device);
-  // Operations without plans come here on every call. Starting threads that find nothing to do would cost more than the
-  // launch.
+  // Operations without plans come here on every call. Starting threads that find nothing to do would cost more than
+  // the launch.
   std::vector<KernelSpec> specs;
   for (const KernelSpec& spec : all)
     if (!the_cache().has(spec, device)) specs.push_back(spec);
   if (specs.empty()) return;
-  std::atomic<size_t> next{0};
-  std::mutex mutex;
-  std::exception_ptr first_failure;
-  auto work = [&] {
-    for (size_t i = next.fetch_add(1); i < specs.size(); i = next.fetch_add(1)) {
-      try {
-        get_kernel(specs[i], device);
-      } catch (...) {
-        std::lock_guard lock(mutex);
-        if (first_failure == nullptr) first_failure = std::current_exception();
-      }
-    }
-  };
-  const size_t num_threads = std::min<size_t>(specs.size(), std::max(1u, std::thread::hardware_concurrency()));
-  std::vector<std::thread> threads;
-  try {
-    for (size_t i = 1; i < num_threads; ++i) threads.emplace_back(work);
-  } catch (const std::system_error&) {
-    // Fewer threads than wanted do the same work.
-  }
-  work();
-  for (std::thread& thread : threads) thread.join();
-  if (first_failure != nullptr) std::rethrow_exception(first_failure);
+  side_by_side(specs.size(), [&](size_t i) { get_kernel(specs[i], device); });
 }
 
 int32_t CompiledKernel::blocks_per_sm(int32_t threads, size_t dynamic_shared_bytes) const {
