@@ -5,13 +5,14 @@
 //   m = max(m, max_j s_rj);  r follows m when it is 8 powers of two behind;  p_rj = 2^(c (s_rj - r))
 //   l = l 2^(c (r' - r)) + sum_j p_rj;  o = o 2^(c (r' - r)) + sum_j p_rj v_j, v_j the first 512 channels of k_j
 //
-// Tile: kRows (16, 32 or 64) packed rows x kKeys (32 or 16) keys x all channels, kStages key tiles in shared memory; of
-// packed rows their codes, and one tile of bf16. Eight warps, in three steps with a barrier behind each:
+// Tile: kRows (16, 32 or 64) packed rows x kKeys (32 or 16) keys x all channels; kStages key tiles in shared memory, or
+// of packed rows their codes, and two tiles of bf16. Eight warps multiply, in one group or two of 32 rows each:
 //
-//   copies:  | tile i + kStages - 1 ..                     each thread has a part of a row
-//   S:       | row tile w % kM, keys of w / kM | softmax |
-//   O:       |                                 |         | all rows, channels 64 w .. + 63
+//   S:        all rows of the group, a quarter of the channels, all keys or half of them | barrier of the group
+//   softmax:  sums of S, of eight rows                                                   | barrier of the group
+//   O:        all rows of the group, some channels
 //
+// Four more warps copy and decode; with 64 rows there are none, and each group does its part beside the other's S.
 // A persistent grid takes the work tiles that scheduler/persistent.cu lists; mla/combine.cu merges splits.
 #include "common/stamp.cuh"
 #include "mla/mma/epilogue.cuh"
@@ -46,42 +47,44 @@ __device__ __forceinline__ bool mma_next_work(const WorkTileParams& p, MmaStorag
       const uint4* const from = reinterpret_cast<const uint4*>(p.work_tiles + work);
       reinterpret_cast<uint4*>(&shared.work)[threadIdx.x] = from[threadIdx.x];
     }
-    if (threadIdx.x == 0) shared.head_tile = head_tile;
+    if (threadIdx.x == 0) shared.head_tile = head_tile, shared.kv_head = head_tile * p.heads_of_tile / p.group;
   }
   __syncthreads();
   return shared.head_tile != scheduler::kNoMoreWork;
 }
 
-__device__ __forceinline__ void mma_attend(const WorkTileParams& p, MmaStorage& shared) {
-  constexpr int kAhead = MmaConfig::kStages - 1;  // tiles whose copies are under way
-  const int begin = shared.work.tile_begin, end = shared.work.tile_end;
+// What the warps of the products do with a work tile.
+__device__ __forceinline__ void mma_attend(const WorkTileParams& p, MmaStorage& shared, int warp) {
+  const int begin = mma_uniform(shared.work.tile_begin), end = mma_uniform(shared.work.tile_end);
   MmaProducer producer(p, shared);
-  producer.find(begin);
-  mma_copy_queries(p, shared);
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) producer.issue(begin + i, i);
-  MmaMainloop a(p, shared);
+  if constexpr (!MmaConfig::kHasCopiers) producer.start();
+  MmaMainloop a(p, shared, warp);
+  const int group = a.group();
   a.start();
-  int stage = 0;
+  int buffer = 0;
 #pragma unroll 1
   for (int i = begin; i < end; ++i) {
-    ptx::wait_copies<kAhead - 1>();
-    __syncthreads();  // the tile is there, and all have read the one before
-    producer.issue(i + kAhead, stage == 0 ? kAhead : stage - 1);
-    unsigned tile = ptx::shared_address(shared.tiles[0]);
-    if constexpr (ProblemConfig::kDequant) {
-      producer.decode(i, stage);
-      __syncthreads();
+    const int start = mma_tile_at(shared.work, i).start;
+    const unsigned tile = ptx::shared_address(shared.tiles[0]) + buffer * static_cast<int>(sizeof(shared.tiles[0]));
+    if constexpr (MmaConfig::kHasCopiers) {
+      MmaBarriers::wait_full(buffer);
     } else {
-      tile += stage * static_cast<int>(sizeof(shared.tiles[0]));
+      producer.wait();
+      MmaBarriers::sync_math();  // the tile is there, and all have read the one before
     }
-    a.qk_gemm(tile, stage, mma_tile_at(shared.work, i).start);
-    __syncthreads();  // row max of all warps
-    if (__syncthreads_or(a.softmax() ? 1 : 0) != 0) a.rescale();
+    // One group copies while the other multiplies.
+    if (!MmaConfig::kHasCopiers && group == 0) producer.go_on(i);
+    a.qk_gemm(tile);
+    if (!MmaConfig::kHasCopiers && group == 1) producer.go_on(i);
+    MmaBarriers::sync_group(group);  // the sums of all slices
+    const bool moves = a.softmax(i, start);
+    if (ptx::named_barrier_any(MmaBarriers::kGroup + group, MmaConfig::kGroupThreads, moves)) a.rescale();
     a.pv_gemm(tile);
-    stage = stage == kAhead ? 0 : stage + 1;
+    if (MmaConfig::kHasCopiers && i + MmaConfig::kTiles < end) MmaBarriers::set_empty(buffer);
+    buffer = mma_next(buffer, MmaConfig::kTiles);
   }
-  ptx::wait_copies<0>();  // groups without copies
+  if constexpr (!MmaConfig::kHasCopiers) ptx::wait_copies<0>();  // groups without copies
+  a.shuffle_lane();
   mma_finish_rows(p, shared, a);
   const bool recomputes = mma_find_nonfinite(p, shared, a);
   if (shared.work.num_splits > 1) {
@@ -94,7 +97,7 @@ __device__ __forceinline__ void mma_attend(const WorkTileParams& p, MmaStorage& 
 
 }  // namespace attune::mla
 
-extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaMmaThreads, 1)
+extern "C" __global__ void __launch_bounds__(attune::mla::MmaConfig::kThreads, 1)
     attune_mla_mma(const __grid_constant__ attune::kernels::WorkTileParams p) {
   using namespace attune;
   using namespace attune::mla;
@@ -105,6 +108,13 @@ extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaMmaThreads, 1)
   if (blockIdx.x == 0 && threadIdx.x == 0) scheduler::release_list(p);
   __syncthreads();
   common::check_stamp<ProblemConfig::kSparse>(p, static_cast<int>(threadIdx.x), MmaConfig::kThreads, shared.check,
-                                       [] { __syncthreads(); });
-  for (bool first = true; mma_next_work(p, shared, first); first = false) mma_attend(p, shared);
+                                              [] { __syncthreads(); });
+  const int warp = mma_uniform(static_cast<int>(threadIdx.x) / 32);
+  for (bool first = true; mma_next_work(p, shared, first); first = false) {
+    if (MmaConfig::kHasCopiers && warp >= MmaConfig::kMathWarps) {
+      MmaProducer(p, shared).run();
+    } else {
+      mma_attend(p, shared, warp);
+    }
+  }
 }

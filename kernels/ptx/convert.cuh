@@ -67,7 +67,7 @@ __device__ __forceinline__ unsigned short pack_e5m2(float lo, float hi) {
   return d;
 }
 
-// Bytes of {b, a} picked by the four nibbles of selector.
+// Bytes of {b, a} picked by the four nibbles of selector; with 8, eight copies of the byte's first bit.
 __device__ __forceinline__ unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) {
   unsigned d;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));

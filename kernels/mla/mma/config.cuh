@@ -1,69 +1,103 @@
 // SPDX-License-Identifier: Apache-2.0
-// What mla/mma.cu is compiled for, and its shared memory.
+// What mla/mma.cu is compiled for, its roles and barriers, and its shared memory.
 #pragma once
 
 #include "common/operand.cuh"
 #include "mla/mma/shared_bytes.h"
 #include "mla/problem.cuh"
+#include "ptx/barrier.cuh"
 
 namespace attune::mla {
 
 struct MmaConfig {
   static constexpr int kRows = ATTUNE_ROWS, kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
-  static constexpr int kThreads = kernels::kMlaMmaThreads, kWarps = kThreads / 32;
-  static constexpr int kRowTiles = kRows / 16;                         // all of them are in each warp's O
-  static constexpr int kChannelsOfWarp = ProblemConfig::kHeadDimV / kWarps;   // of O
-  // Warps that have S: a row tile, and some keys, of each. The others wait.
-  static constexpr int kKeyWarps = kWarps / kRowTiles < kKeys / 8 ? kWarps / kRowTiles : kKeys / 8;
-  static constexpr int kKeyTiles = kKeys / 8 / kKeyWarps;  // of eight keys, of a warp
-  // With 64 rows two warps with the same keys sum two row tiles over half of the channels each, which reads a quarter
-  // less of shared memory, and exchange the other's row tile.
-  static constexpr int kPair = kRows == 64 ? 2 : 1;
-  static constexpr int kLanes = kThreads / kKeys;          // threads that copy a row
+  static constexpr int kMathThreads = kernels::kMlaMmaMathThreads, kMathWarps = kMathThreads / 32;
+  static constexpr int kThreads = kernels::mla_mma_threads(kRows);
+  static constexpr bool kHasCopiers = kernels::mla_mma_has_copiers(kRows);
+  static constexpr int kCopyThreads = kHasCopiers ? kThreads - kMathThreads : kThreads;
+  // Groups of warps with 32 rows at most, which wait for nobody else between two tiles.
+  static constexpr int kGroups = kRows == 64 ? 2 : 1, kGroupRows = kRows / kGroups, kRowTiles = kGroupRows / 16;
+  static constexpr int kGroupWarps = kMathWarps / kGroups, kGroupThreads = 32 * kGroupWarps;
+  static constexpr int kChannelsOfWarp = ProblemConfig::kHeadDimV / kGroupWarps;  // of O
+  // S: each warp has all rows of its group, a slice of the channels and, where warps are left, a part of the keys.
+  static constexpr int kSlices = kernels::kMlaMmaSlices, kKeyParts = kGroupWarps / kSlices;
+  static constexpr int kKeyTiles = kKeys / 8 / kKeyParts;                   // of eight keys, of a warp
+  static constexpr int kBlocks = ProblemConfig::kHeadDimQk / 16 / kSlices;  // of 16 channels, of a slice
+  static constexpr int kHeld = kernels::mla_mma_held_blocks(ProblemConfig::kHeadDimQk, kRows);
+  static constexpr int kShared = kBlocks - kHeld;  // blocks of a slice whose queries are in shared memory
   using Layout = common::RowLayout<ProblemConfig::kHeadDimQk / 8>;
+  using LayoutQ = common::RowLayout<kShared == 0 ? 1 : kSlices * kShared * 2>;
   using LayoutP = common::RowLayout<kKeys / 8>;
   static constexpr int kPackedPitch = kernels::mla_mma_packed_pitch(ProblemConfig::kProducer);
-  static constexpr int kTileBuffers = ProblemConfig::kDequant ? 1 : kStages;
+  static constexpr int kTiles = kernels::mla_mma_tiles(ProblemConfig::kProducer, kStages);
+  static constexpr int kFlags = 8;  // tiles of flags: more than can be copied, decoded and in use at a time
   // P carries a factor of 2^kOffset until the epilogue, beside the 2^8 that deferred rescaling may add: fp16 keeps the
   // bits of small ones.
   static constexpr int kOffset = ProblemConfig::kType == common::kFloat16 ? 7 : 0;
 
-  static_assert(kRows == 16 || kRows == 32 || kRows == 64, "whole row tiles for eight warps");
+  static_assert(kRows == 16 || kRows == 32 || kRows == 64, "whole row tiles");
   static_assert(kKeys == 16 || kKeys == 32, "keys are the depth of whole products, and rows of whole warps");
-  static_assert(kStages >= 2, "a tile is copied while the one before is multiplied");
+  static_assert(kStages >= kernels::mla_mma_fewest_stages(ProblemConfig::kProducer) && kStages + 2 < kFlags,
+                "a tile is copied while the one before is multiplied");
   static_assert(!ProblemConfig::kTma, "threads copy rows one by one");
   static_assert(Layout::kPitch == kernels::mla_mma_pitch(ProblemConfig::kHeadDimQk), "host and device agree on a row");
 };
 
 struct MmaStorage {
-  alignas(128) unsigned char q[MmaConfig::kRows][MmaConfig::Layout::kPitch];
-  alignas(128) unsigned char tiles[MmaConfig::kTileBuffers][MmaConfig::kKeys][MmaConfig::Layout::kPitch];
+  alignas(128) unsigned char q[MmaConfig::kShared == 0 ? 1 : MmaConfig::kRows]
+                              [MmaConfig::kShared == 0 ? 128 : MmaConfig::LayoutQ::kPitch];
+  alignas(128) unsigned char tiles[MmaConfig::kTiles][MmaConfig::kKeys][MmaConfig::Layout::kPitch];
   alignas(128) unsigned char codes[ProblemConfig::kDequant ? MmaConfig::kStages * MmaConfig::kKeys : 1]
                                   [ProblemConfig::kDequant ? MmaConfig::kPackedPitch : 16];
-  union {
-    alignas(128) unsigned char p[MmaConfig::kRows][MmaConfig::LayoutP::kPitch];
-    float4 halves[MmaConfig::kPair == 2 ? MmaConfig::kWarps : 1][MmaConfig::kKeyTiles][32];  // of S, for the other warp
-  };
-  alignas(16) unsigned char is_there[MmaConfig::kStages][MmaConfig::kKeys];  // whether a key has a row
-  float of_warps[MmaConfig::kKeyWarps][MmaConfig::kRows];  // a tile's row max; at the end the row sums
-  float factor[MmaConfig::kRows];                          // of O: rescale; at the end that of the output
-  float2 row_max[MmaConfig::kRows];                        // at the end: row_max and row_max_ref
-  unsigned nonfinite[2];                                   // a bit for each row that is recomputed
+  // Of S: a lane's two keys of one row, or of two key tiles.
+  alignas(16) float2 sums[MmaConfig::kGroups][MmaConfig::kSlices][2 * MmaConfig::kRowTiles][MmaConfig::kKeys / 8][32];
+  alignas(128) unsigned char p[MmaConfig::kRows][MmaConfig::LayoutP::kPitch];
+  alignas(16) unsigned char is_there[MmaConfig::kFlags][MmaConfig::kKeys];  // whether a key has a row
+  float factor[MmaConfig::kRows], out_factor[MmaConfig::kRows];             // of O: rescale; that of the output
+  unsigned nonfinite[2];                                                    // a bit for each row that is recomputed
   WorkTile work;
-  int head_tile;
+  int head_tile, kv_head;
   kernels::ScheduleCheck check;
 };
-static_assert(sizeof(MmaStorage) <=
-                  kernels::mla_mma_shared_bytes(ProblemConfig::kProducer, ProblemConfig::kHeadDimQk, MmaConfig::kRows,
-                                                MmaConfig::kKeys, MmaConfig::kStages),
+static_assert(sizeof(MmaStorage) <= kernels::mla_mma_shared_bytes(ProblemConfig::kProducer, ProblemConfig::kHeadDimQk,
+                                                                  MmaConfig::kRows, MmaConfig::kKeys,
+                                                                  MmaConfig::kStages),
               "the host asks for less shared memory than this");
+
+// Named barriers.
+struct MmaBarriers {
+  static constexpr int kMath = 1, kGroup = 2, kFull = kGroup + MmaConfig::kGroups, kEmpty = kFull + MmaConfig::kTiles;
+  static_assert(kEmpty + MmaConfig::kTiles <= 16, "a block has 16 barriers");
+  // Of all warps of the products.
+  __device__ __forceinline__ static void sync_math() { ptx::named_barrier_sync(kMath, MmaConfig::kMathThreads); }
+  __device__ __forceinline__ static void sync_group(int group) {
+    ptx::named_barrier_sync(kGroup + group, MmaConfig::kGroupThreads);
+  }
+  // Between the warps that copy, where there are such, and those of the products: a tile is there; it has been read.
+  __device__ __forceinline__ static void wait_full(int tile) {
+    ptx::named_barrier_sync(kFull + tile, MmaConfig::kThreads);
+  }
+  __device__ __forceinline__ static void set_full(int tile) {
+    ptx::named_barrier_arrive(kFull + tile, MmaConfig::kThreads);
+  }
+  __device__ __forceinline__ static void wait_empty(int tile) {
+    ptx::named_barrier_sync(kEmpty + tile, MmaConfig::kThreads);
+  }
+  __device__ __forceinline__ static void set_empty(int tile) {
+    ptx::named_barrier_arrive(kEmpty + tile, MmaConfig::kThreads);
+  }
+};
+
+// The thread, by a shuffle, for the compiler to forget it: what it derives would else be held over all tiles.
+__device__ __forceinline__ unsigned mma_thread() { return __shfl_sync(0xffffffffu, threadIdx.x, threadIdx.x % 32); }
+// A number that all lanes have, for the compiler to know that.
+__device__ __forceinline__ int mma_uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+// A buffer's number, counted up with the tiles.
+__device__ __forceinline__ int mma_next(int at, int count) { return at == count - 1 ? 0 : at + 1; }
 
 using MmaKeyTiles = scheduler::KeyTiles<MmaConfig::kKeys>;
 __device__ __forceinline__ Tile mma_tile_at(const WorkTile& t, int i) {
   return tile_at(t, MmaKeyTiles(t.num_cached, t.first_key, t.end_key), i);
-}
-__device__ __forceinline__ int mma_kv_head(const WorkTileParams& p, const MmaStorage& shared) {
-  return shared.head_tile * p.heads_of_tile / p.group;
 }
 
 // A row of the M block: its token in the sequence, and its query head.
@@ -77,6 +111,15 @@ struct MmaRow {
     exists = local < shared.work.num_tokens;
   }
   __device__ __forceinline__ int position(const WorkTile& t) const { return t.num_keys - t.num_q + token; }
+  __device__ __forceinline__ const char* query(const WorkTileParams& p, const WorkTile& t) const {
+    return p.q + 2 * common::row_offset(p, t.batch, t.q_begin, token, head, p.q_batch_stride, p.q_row_stride,
+                                        p.q_head_stride);
+  }
 };
+
+// The first channel of block b of a slice: 128 channels of V's, then 16 of the others.
+__device__ __forceinline__ int mma_channel_of(int slice, int b) {
+  return b < 8 ? 128 * slice + 16 * b : ProblemConfig::kHeadDimV + 16 * slice;
+}
 
 }  // namespace attune::mla

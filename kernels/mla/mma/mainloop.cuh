@@ -1,29 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// One key tile: S = Q K^T, the online softmax, O += P V. A warp has S of a row tile and some keys, and O of all rows
-// and an eighth of the channels.
+// One key tile: S = Q K^T, the online softmax, O += P V. A warp has S of its group's rows over a slice of the channels,
+// softmax of eight rows, and O of the group's rows and some channels.
 #pragma once
 
 #include "mla/mma/config.cuh"
 #include "mla/row_max.cuh"
 #include "ptx/async_copy.cuh"
-#include "ptx/barrier.cuh"
 #include "ptx/math.cuh"
 #include "ptx/matrix.cuh"
 #include "ptx/shared.cuh"
 
 namespace attune::mla {
 
-// A thread has rows g and g + 8 of a row tile, g = lane / 4, and keys or channels 2 t and 2 t + 1 of eight, t = lane
-// % 4.
+// In products a thread has rows g and g + 8 of a row tile, g = lane / 4, and keys or channels 2 t and 2 t + 1 of eight,
+// t = lane % 4; in the softmax row g of the warp's eight, and the same keys.
 class MmaMainloop {
  public:
   static constexpr int kM = MmaConfig::kRowTiles, kChannelTiles = MmaConfig::kChannelsOfWarp / 8;
   float o[kM][kChannelTiles][4];  // relative to row_max_ref
-  // Of the warp's row tile, if it has one. row_max in units of S; row_sum of the thread's keys, relative to
-  // row_max_ref.
-  float row_max[2], row_max_ref[2], row_sum[2];
+  // Of the softmax's row. row_max in units of S; row_sum of the thread's keys, relative to row_max_ref.
+  float row_max, row_max_ref, row_sum;
 
-  __device__ __forceinline__ MmaMainloop(const WorkTileParams& p, MmaStorage& shared) : p_(p), shared_(shared) {}
+  // warp: its number, which the compiler knows to be the same for all lanes.
+  __device__ __forceinline__ MmaMainloop(const WorkTileParams& p, MmaStorage& shared, int warp)
+      : p_(p), shared_(shared), warp_(warp) {
+    shuffle_lane();
+  }
+  // Before the epilogue.
+  __device__ __forceinline__ void shuffle_lane() { lane_ = static_cast<int>(mma_thread() % 32); }
 
   __device__ __forceinline__ void start() {
 #pragma unroll
@@ -34,78 +38,143 @@ class MmaMainloop {
         for (int j = 0; j < 4; ++j) o[m][c][j] = 0;
       }
     }
+    load_queries();
     const WorkTile& t = shared_.work;
+    row_max = row_max_ref = -ptx::infinity(), row_sum = shared_.check.first_sum;
+    first_ = end_ = 0;
+    if (ProblemConfig::kSparse || !has_row()) return;
+    const MmaRow r(p_, shared_, row());
+    if (!r.exists) return;
+    first_ = scheduler::first_visible(p_, r.position(t));
+    end_ = scheduler::end_visible(p_, t.num_keys, r.position(t));
+  }
+
+  __device__ __forceinline__ int lane() const { return lane_; }
+  // Warps of the group; whether the thread has a row in the softmax, and which; rows and channels of O.
+  __device__ __forceinline__ int group() const { return warp_ / MmaConfig::kGroupWarps; }
+  __device__ __forceinline__ bool has_row() const { return warp_of_group() < 2 * kM; }
+  __device__ __forceinline__ int row() const { return first_row() + 8 * warp_of_group() + lane_ / 4; }
+  __device__ __forceinline__ int row_of_out(int m, int h) const { return first_row() + 16 * m + 8 * h + lane_ / 4; }
+  __device__ __forceinline__ int first_channel() const { return warp_of_group() * MmaConfig::kChannelsOfWarp; }
+
+  // Sums of S over the warp's slice, for the warps that have its rows.
+  __device__ __forceinline__ void qk_gemm(unsigned tile) {
+    constexpr int kPairs = MmaConfig::kKeyTiles / 2;
+    using Layout = MmaConfig::Layout;
+    float sums[kM][MmaConfig::kKeyTiles][4] = {};
+    const unsigned keys = tile + key_part() * (8 * MmaConfig::kKeyTiles * Layout::kPitch);
+    const unsigned k = (kPairs > 0 ? common::on_then_down<Layout>(keys) : keys + Layout::offset(lane_ % 8, lane_ / 8)) +
+                       256 * slice(),
+                   rope = k + 2 * ProblemConfig::kHeadDimV - 224 * slice();
+    const unsigned q = MmaConfig::kShared == 0
+                           ? 0
+                           : common::down_then_on<typename MmaConfig::LayoutQ>(
+                                 ptx::shared_address(shared_.q) + first_row() * MmaConfig::LayoutQ::kPitch) +
+                                 slice() * (32 * MmaConfig::kShared);
+    unsigned last[4];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      row_max[h] = row_max_ref[h] = -ptx::infinity(), row_sum[h] = shared_.check.first_sum;
-      first_[h] = end_[h] = 0;
-      if (ProblemConfig::kSparse || !has_scores()) continue;
-      const MmaRow r(p_, shared_, row(h));
-      if (!r.exists) continue;
-      first_[h] = scheduler::first_visible(p_, r.position(t));
-      end_[h] = scheduler::end_visible(p_, t.num_keys, r.position(t));
+    for (int b = 0; b < MmaConfig::kBlocks; ++b) {
+      unsigned a[kM][4];
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        if (b >= MmaConfig::kShared) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) a[m][j] = q_[m][b - MmaConfig::kShared][j];
+        } else {
+          using LayoutQ = MmaConfig::LayoutQ;
+          ptx::load_matrix_x4(a[m], LayoutQ::chunks_on(LayoutQ::rows_down(q, 16 * m), 2 * b));
+        }
+      }
+      const auto multiply = [&](int n, unsigned lo, unsigned hi) {
+        const unsigned two[2] = {lo, hi};
+#pragma unroll
+        for (int m = 0; m < kM; ++m) common::mma<ProblemConfig::kType>(sums[m][n], a[m], two);
+      };
+      if constexpr (kPairs > 0) {
+        const unsigned at = b < 8 ? Layout::chunks_on(k, 2 * b) : rope;
+#pragma unroll
+        for (int n = 0; n < kPairs; ++n) {
+          unsigned x[4];
+          ptx::load_matrix_x4(x, at + n * (16 * Layout::kPitch));
+          multiply(2 * n, x[0], x[1]), multiply(2 * n + 1, x[2], x[3]);
+        }
+      } else if (b == 8) {
+        unsigned x[2];
+        ptx::load_matrix_x2(x, rope);
+        multiply(0, x[0], x[1]);
+      } else {
+        if (b % 2 == 0) ptx::load_matrix_x4(last, Layout::chunks_on(k, 2 * b));
+        multiply(0, last[b % 2 * 2], last[b % 2 * 2 + 1]);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const auto sum = [&](int n, int e) { return sums[m][n][2 * h + e]; };
+        float2* const to = &shared_.sums[group()][slice()][2 * m + h][key_part() * MmaConfig::kKeyTiles][0];
+        if constexpr (kPairs > 0) {
+#pragma unroll
+          for (int n = 0; n < kPairs; ++n)
+            reinterpret_cast<float4*>(to + 64 * n)[lane_] =
+                make_float4(sum(2 * n, 0), sum(2 * n, 1), sum(2 * n + 1, 0), sum(2 * n + 1, 1));
+        } else {
+          to[lane_] = make_float2(sum(0, 0), sum(0, 1));
+        }
+      }
     }
   }
 
-  // Whether the warp has a part of S; the row of the M block, of S.
-  __device__ __forceinline__ static bool has_scores() { return warp() < kM * MmaConfig::kKeyWarps; }
-  __device__ __forceinline__ static int key_warp() { return warp() / kM; }
-  __device__ __forceinline__ static int row(int h) { return warp() % kM * 16 + lane() / 4 + 8 * h; }
-
-  // S of the tile, and its row max, for the other warps. start: the tile's first key.
-  __device__ __forceinline__ void qk_gemm(unsigned tile, int stage, int start) {
-    if (!has_scores()) return;
-    float sums[2][MmaConfig::kKeyTiles][4] = {};
-    multiply(tile, sums);
-    if constexpr (MmaConfig::kPair == 2) exchange_halves(sums);
-    float largest[2] = {-ptx::infinity(), -ptx::infinity()};
+  // P of the warp's rows, and their rescale factors, for the group. Whether one is not 1. start: the tile's first key.
+  __device__ __forceinline__ bool softmax(int i, int start) {
+    if (!has_row()) return false;
+    constexpr int kKeyTiles = MmaConfig::kKeys / 8;
+    float s[kKeyTiles][2] = {};
 #pragma unroll
-    for (int n = 0; n < MmaConfig::kKeyTiles; ++n) {
-      const int key = first_key() + 8 * n + lane() % 4 * 2;  // of the tile
-      const unsigned there = ptx::load_shared_u16(ptx::shared_address(shared_.is_there[stage]) + key);
+    for (int slice = 0; slice < MmaConfig::kSlices; ++slice) {
+      const float2* const from = &shared_.sums[group()][slice][warp_of_group()][0][0];
+      if constexpr (MmaConfig::kKeyTiles % 2 == 0) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int e = j % 2, h = j / 2;
+        for (int n = 0; n < kKeyTiles; n += 2) {
+          const float4 x = reinterpret_cast<const float4*>(from + 32 * n)[lane_];
+          s[n][0] += x.x, s[n][1] += x.y, s[n + 1][0] += x.z, s[n + 1][1] += x.w;
+        }
+      } else {
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n) {
+          const float2 x = from[32 * n + lane_];
+          s[n][0] += x.x, s[n][1] += x.y;
+        }
+      }
+    }
+    float tile_max = -ptx::infinity();
+    const unsigned flags = ptx::shared_address(shared_.is_there[i % MmaConfig::kFlags]) + lane_ % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; ++n) {
+      const unsigned there = ptx::load_shared_u16(flags + 8 * n);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int key = start + 8 * n + lane_ % 4 * 2 + e;
         bool seen = (there >> (8 * e) & 1) != 0;
-        if (!ProblemConfig::kSparse) seen = seen && first_[h] <= start + key + e && start + key + e < end_[h];
-        s_[n][j] = seen ? sums[0][n][j] + sums[1][n][j] : -ptx::infinity();
-        largest[h] = fmaxf(largest[h], s_[n][j]);
+        if (!ProblemConfig::kSparse) seen = seen && first_ <= key && key < end_;
+        if (!seen) s[n][e] = -ptx::infinity();
+        tile_max = fmaxf(tile_max, s[n][e]);
       }
     }
+    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+    const float c = p_.scale * kLog2e, rescale = update_row_max(tile_max, c, row_max, row_max_ref);
+    if (lane_ % 4 == 0) shared_.factor[row()] = rescale;
+    row_sum *= rescale;
+    const float ref = finite_row_max(row_max_ref) * c - MmaConfig::kOffset;
+    const unsigned to = ptx::shared_address(shared_.p) + lane_ % 4 * 4;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      largest[h] = fmaxf(largest[h], __shfl_xor_sync(0xffffffffu, largest[h], 1));
-      largest[h] = fmaxf(largest[h], __shfl_xor_sync(0xffffffffu, largest[h], 2));
-      if (lane() % 4 == 0) shared_.of_warps[key_warp()][row(h)] = largest[h];
+    for (int n = 0; n < kKeyTiles; ++n) {
+      const float x = ptx::exp2_approx(fmaf(s[n][0], c, -ref)), y = ptx::exp2_approx(fmaf(s[n][1], c, -ref));
+      row_sum += x + y;
+      ptx::store_shared_u32(to + MmaConfig::LayoutP::offset(row(), n), common::pack<ProblemConfig::kType>(x, y));
     }
-  }
-
-  // P of the warp's keys, and the rescale factors of its rows, for the other warps. Whether one is not 1.
-  __device__ __forceinline__ bool softmax() {
-    if (!has_scores()) return false;
-    const float c = p_.scale * kLog2e;
-    const unsigned to = ptx::shared_address(shared_.p);
-    bool moves = false;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float tile_max = -ptx::infinity();
-#pragma unroll
-      for (int w = 0; w < MmaConfig::kKeyWarps; ++w) tile_max = fmaxf(tile_max, shared_.of_warps[w][row(h)]);
-      const float rescale = update_row_max(tile_max, c, row_max[h], row_max_ref[h]);
-      if (key_warp() == 0 && lane() % 4 == 0) shared_.factor[row(h)] = rescale;
-      moves = moves || rescale != 1.0f;
-      row_sum[h] *= rescale;
-      const float ref = finite_row_max(row_max_ref[h]) * c - MmaConfig::kOffset;
-#pragma unroll
-      for (int n = 0; n < MmaConfig::kKeyTiles; ++n) {
-        const float x = ptx::exp2_approx(fmaf(s_[n][2 * h], c, -ref)),
-                    y = ptx::exp2_approx(fmaf(s_[n][2 * h + 1], c, -ref));
-        row_sum[h] += x + y;
-        ptx::store_shared_u32(to + MmaConfig::LayoutP::offset(row(h), first_key() / 8 + n) + lane() % 4 * 4,
-                              common::pack<ProblemConfig::kType>(x, y));
-      }
-    }
-    return moves;
+    return rescale != 1.0f;
   }
 
   __device__ __forceinline__ void rescale() {
@@ -113,7 +182,7 @@ class MmaMainloop {
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float factor = shared_.factor[16 * m + lane() / 4 + 8 * h];
+        const float factor = shared_.factor[row_of_out(m, h)];
 #pragma unroll
         for (int c = 0; c < kChannelTiles; ++c) o[m][c][2 * h] *= factor, o[m][c][2 * h + 1] *= factor;
       }
@@ -123,8 +192,8 @@ class MmaMainloop {
   __device__ __forceinline__ void pv_gemm(unsigned tile) {
     using Layout = MmaConfig::Layout;
     using LayoutP = MmaConfig::LayoutP;
-    const unsigned v = common::down_then_on<Layout>(tile) + warp() * (2 * MmaConfig::kChannelsOfWarp),
-                   p = common::down_then_on<LayoutP>(ptx::shared_address(shared_.p));
+    const unsigned v = common::down_then_on<Layout>(tile) + 2 * first_channel(),
+                   p = common::down_then_on<LayoutP>(ptx::shared_address(shared_.p) + first_row() * LayoutP::kPitch);
 #pragma unroll
     for (int keys = 0; keys < MmaConfig::kKeys / 16; ++keys) {
       unsigned a[kM][4];
@@ -146,71 +215,55 @@ class MmaMainloop {
   }
 
  private:
-  // Q K^T as two sums: over every other block of channels, as an mma waits for the one before. In a pair of warps: of
-  // both row tiles, over the warp's half of the channels.
-  __device__ __forceinline__ void multiply(unsigned tile, float (&sums)[2][MmaConfig::kKeyTiles][4]) const {
-    using Layout = MmaConfig::Layout;
-    constexpr int kPair = MmaConfig::kPair, kBlocks = ProblemConfig::kHeadDimQk / 16 / kPair;
-    const int half = warp() % kPair;
-    const unsigned q = common::down_then_on<Layout>(ptx::shared_address(shared_.q) +
-                                            (warp() % kM - half) * 16 * Layout::kPitch + half * kBlocks * 32),
-                   k = tile + Layout::offset(lane() % 8, lane() / 8) + first_key() * Layout::kPitch +
-                       half * kBlocks * 32;
-#pragma unroll
-    for (int block = 0; block < kBlocks; block += 2) {
-      unsigned a[kPair][2][4];
-#pragma unroll
-      for (int m = 0; m < kPair; ++m) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j)
-          ptx::load_matrix_x4(a[m][j], Layout::chunks_on(Layout::rows_down(q, 16 * m), 2 * (block + j)));
+  // The warp's fragments, and the group's part of what stays in shared memory.
+  __device__ __forceinline__ void load_queries() {
+    const WorkTile& t = shared_.work;
+    if constexpr (MmaConfig::kShared > 0) {
+      constexpr int kLanes = MmaConfig::kMathThreads / MmaConfig::kRows, kChunks = 2 * MmaConfig::kShared;
+      constexpr int kSlices = MmaConfig::kSlices;
+      const int row = static_cast<int>(threadIdx.x) / kLanes, lane = static_cast<int>(threadIdx.x) % kLanes;
+      const MmaRow r(p_, shared_, row);
+      const char* const from = r.exists ? r.query(p_, t) : p_.q;
+      const unsigned to = ptx::shared_address(shared_.q);
+#pragma unroll 2
+      for (int c = lane / kSlices; c < kChunks; c += kLanes / kSlices) {
+        const int slice = lane % kSlices, channel = mma_channel_of(slice, c / 2) + c % 2 * 8;
+        ptx::copy_async<16>(to + MmaConfig::LayoutQ::offset(row, slice * kChunks + c),
+                            from + (r.exists ? 2 * channel : 0), r.exists ? 16 : 0);
       }
+      ptx::commit_copies();
+    }
 #pragma unroll
-      for (int n = 0; n < MmaConfig::kKeyTiles; ++n) {
-        unsigned b[4];
-        ptx::load_matrix_x4(b, Layout::chunks_on(Layout::rows_down(k, 8 * n), 2 * block));
+    for (int m = 0; m < kM; ++m) {
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const unsigned two[2] = {b[2 * j], b[2 * j + 1]};
+      for (int h = 0; h < 2; ++h) {
+        const MmaRow r(p_, shared_, row_of_out(m, h));
+        const char* const from = (r.exists ? r.query(p_, t) : p_.q) + lane_ % 4 * 4;
 #pragma unroll
-          for (int m = 0; m < kPair; ++m)
-            common::mma<ProblemConfig::kType>(sums[kPair == 2 ? m : j][n], a[m][j], two);
+        for (int b = 0; b < MmaConfig::kHeld; ++b) {
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            const int channel = mma_channel_of(slice(), MmaConfig::kShared + b) + 8 * j;
+            q_[m][b][h + 2 * j] = r.exists ? *reinterpret_cast<const unsigned*>(from + 2 * channel) : 0;
+          }
         }
       }
     }
+    if constexpr (MmaConfig::kShared > 0) ptx::wait_copies<0>();
+    if constexpr (MmaConfig::kShared > 0 && MmaConfig::kHasCopiers) MmaBarriers::sync_math();
   }
-  // Gives the other warp of the pair the sum of its row tile, and takes that of the own one.
-  __device__ __forceinline__ void exchange_halves(float (&sums)[2][MmaConfig::kKeyTiles][4]) const {
-    const int own = warp() % 2;
-    float4(&to)[MmaConfig::kKeyTiles][32] = shared_.halves[warp()];
-    const float4(&from)[MmaConfig::kKeyTiles][32] = shared_.halves[warp() ^ 1];
-#pragma unroll
-    for (int n = 0; n < MmaConfig::kKeyTiles; ++n) {
-      float given[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) given[j] = own == 0 ? sums[1][n][j] : sums[0][n][j];
-      to[n][lane()] = make_float4(given[0], given[1], given[2], given[3]);
-    }
-    ptx::named_barrier_sync(1 + warp() / 2, 64);
-#pragma unroll
-    for (int n = 0; n < MmaConfig::kKeyTiles; ++n) {
-      const float4 x = from[n][lane()];
-      const float taken[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (own == 1) sums[0][n][j] = sums[1][n][j];
-        sums[1][n][j] = taken[j];
-      }
-    }
-  }
-  __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
-  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  __device__ __forceinline__ static int first_key() { return key_warp() * (8 * MmaConfig::kKeyTiles); }
+
+  __device__ __forceinline__ int warp_of_group() const { return warp_ % MmaConfig::kGroupWarps; }
+  __device__ __forceinline__ int first_row() const { return group() * MmaConfig::kGroupRows; }
+  __device__ __forceinline__ int slice() const { return warp_ % MmaConfig::kSlices; }
+  __device__ __forceinline__ int key_part() const { return warp_of_group() / MmaConfig::kSlices; }
 
   const WorkTileParams& p_;
   MmaStorage& shared_;
-  int first_[2], end_[2];  // keys that the rows see; not of lists
-  float s_[MmaConfig::kKeyTiles][4];
+  const int warp_;
+  int lane_;
+  int first_, end_;  // keys that the row sees; not of lists
+  unsigned q_[kM][MmaConfig::kHeld][4];
 };
 
 }  // namespace attune::mla

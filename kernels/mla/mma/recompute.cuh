@@ -9,11 +9,11 @@
 
 namespace attune::mla {
 
-// Says which rows are to be recomputed. Whether any is; the same for all threads. Before O is stored.
+// Says which rows are to be recomputed. Whether any is; the same for all of these threads. Before O is stored.
 __device__ __forceinline__ bool mma_find_nonfinite(const WorkTileParams& p, MmaStorage& shared, const MmaMainloop& a) {
   if (ProblemConfig::kSparse) return false;
   if (threadIdx.x < 2) shared.nonfinite[threadIdx.x] = 0;
-  __syncthreads();
+  MmaBarriers::sync_math();
   bool any = false;
 #pragma unroll
   for (int m = 0; m < MmaMainloop::kM; ++m) {
@@ -23,20 +23,20 @@ __device__ __forceinline__ bool mma_find_nonfinite(const WorkTileParams& p, MmaS
 #pragma unroll
       for (int c = 0; c < MmaMainloop::kChannelTiles; ++c)
         probe = fmaf(a.o[m][c][2 * h], 0.0f, fmaf(a.o[m][c][2 * h + 1], 0.0f, probe));
-      const int row = 16 * m + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * h;
+      const int row = a.row_of_out(m, h);
       if (probe == 0.0f || !MmaRow(p, shared, row).exists) continue;
-      atomicOr(&shared.nonfinite[row / 32], 1u << row % 32);
+      atomicOr(&shared.nonfinite[a.group()], 1u << a.lane() / 4 << (16 * m + 8 * h));
       any = true;
     }
   }
-  return __syncthreads_or(any ? 1 : 0) != 0;
+  return ptx::named_barrier_any(MmaBarriers::kMath, MmaConfig::kMathThreads, any);
 }
 
 // One row, key by key, from what it sees. Each warp has its channels, two of them a lane.
 __device__ __forceinline__ void mma_recompute_row(const WorkTileParams& p, const MmaStorage& shared, int row) {
   const WorkTile& t = shared.work;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int channel = mma_first_channel() + 2 * lane;
+  const int channel = warp * kChannelsOfScale + 2 * lane;
   const MmaRow r(p, shared, row);
   const int first = scheduler::first_visible(p, r.position(t)),
             end = scheduler::end_visible(p, t.num_keys, r.position(t));
@@ -46,7 +46,7 @@ __device__ __forceinline__ void mma_recompute_row(const WorkTileParams& p, const
 #pragma unroll 1
   for (int i = t.tile_begin; i < t.tile_end; ++i) {
     const Tile tile = mma_tile_at(t, i);
-    const KvSource source(p, t, mma_kv_head(p, shared), tile);
+    const KvSource source(p, t, shared.kv_head, tile);
     const bool quantized = ProblemConfig::kDequant && tile.cached;
 #pragma unroll 1
     for (int key = max(tile.low, first); key < min(tile.high, end); ++key) {
@@ -84,7 +84,7 @@ __device__ __forceinline__ void mma_recompute_row(const WorkTileParams& p, const
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
       const unsigned exponent = max(__float_as_uint(fmaxf(largest, 0.0f)) >> 23, kLeastExponent);
-      if (lane == 0) *mma_exponent_at(p, unit, row) = static_cast<char>(exponent - kToInverse);
+      if (lane == 0) *mma_exponent_at(p, unit, row, channel) = static_cast<char>(exponent - kToInverse);
       *reinterpret_cast<unsigned*>(to) = ptx::pack_f16(o[0] * factor_of(exponent), o[1] * factor_of(exponent));
     } else {
       *reinterpret_cast<float2*>(to) = make_float2(o[0], o[1]);
@@ -100,9 +100,9 @@ __device__ __forceinline__ void mma_recompute_row(const WorkTileParams& p, const
                           out_at(p, t, r.token, r.head) + (channel + e) * p.out_dim_stride, o[e] * factor);
 }
 
-// By all threads, after the work tile's rows are stored: stores those that are not finite again.
+// By all threads of the products, after the work tile's rows are stored: stores those that are not finite again.
 __device__ __forceinline__ void mma_recompute(const WorkTileParams& p, const MmaStorage& shared) {
-  __syncthreads();  // what is stored again has been stored
+  MmaBarriers::sync_math();  // what is stored again has been stored
 #pragma unroll 1
   for (int row = 0; row < MmaConfig::kRows; ++row) {
     if ((shared.nonfinite[row / 32] >> row % 32 & 1) != 0) mma_recompute_row(p, shared, row);

@@ -7,9 +7,19 @@
 
 namespace attune::kernels {
 
-constexpr int kMlaMmaThreads = 256;
+constexpr int kMlaMmaMathThreads = 256, kMlaMmaSlices = 4;  // threads of the products; slices of Q's and K's channels
 
-// Bytes from row to row of queries and 16-bit keys in shared memory (common/row_layout.cuh), and of packed rows.
+// With 64 rows those that multiply copy keys as well, because their registers leave room for no others.
+ATTUNE_SHARED_FUNCTION bool mla_mma_has_copiers(int rows) { return rows < 64; }
+ATTUNE_SHARED_FUNCTION int mla_mma_threads(int rows) {
+  return mla_mma_has_copiers(rows) ? kMlaMmaMathThreads + 128 : kMlaMmaMathThreads;
+}
+// Blocks of 16 channels of a slice whose queries stay in registers; the others are in shared memory.
+ATTUNE_SHARED_FUNCTION int mla_mma_held_blocks(int head_dim, int rows) {
+  const int blocks = head_dim / 16 / kMlaMmaSlices;
+  return rows == 64 ? 5 : rows == 32 ? 4 : blocks;
+}
+// Bytes from row to row of head_dim 16-bit numbers in shared memory (common/row_layout.cuh), and of packed rows.
 ATTUNE_SHARED_FUNCTION int mla_mma_pitch(int head_dim) {
   const int chunks = head_dim / 8;
   return ((chunks & (chunks - 1)) == 0 ? chunks : chunks | 1) * 16;
@@ -17,15 +27,16 @@ ATTUNE_SHARED_FUNCTION int mla_mma_pitch(int head_dim) {
 ATTUNE_SHARED_FUNCTION int mla_mma_packed_pitch(int producer) {
   return producer == kMlaDequant656 ? 656 : producer == kMlaDequant584 ? 592 : 0;
 }
-// Of P; with 64 rows, of the parts of S that pairs of warps exchange before.
-ATTUNE_SHARED_FUNCTION int mla_mma_p_bytes(int rows, int keys) {
-  return rows == 64 ? rows * keys * 4 : rows * keys * 2;
+// Tiles of 16-bit keys. Packed rows are decoded into two of them by turns.
+ATTUNE_SHARED_FUNCTION int mla_mma_tiles(int producer, int stages) {
+  return mla_mma_packed_pitch(producer) > 0 ? 2 : stages;
 }
-// Queries, P, the key tiles (packed: one of them, and the codes of all stages), and 2 KiB: the work tile, row stats.
+ATTUNE_SHARED_FUNCTION int mla_mma_fewest_stages(int producer) { return mla_mma_packed_pitch(producer) > 0 ? 1 : 2; }
+// Queries, key tiles, the codes of all stages, the sums of four slices, P, and 1 KiB: the work tile, row stats.
 ATTUNE_SHARED_FUNCTION int mla_mma_shared_bytes(int producer, int head_dim, int rows, int keys, int stages) {
-  const int packed = mla_mma_packed_pitch(producer), tiles = packed > 0 ? 1 : stages;
-  return (rows + tiles * keys) * mla_mma_pitch(head_dim) + stages * keys * packed +
-         mla_mma_p_bytes(rows, keys) + 2048;
+  const int in_shared = head_dim - 16 * kMlaMmaSlices * mla_mma_held_blocks(head_dim, rows);
+  return rows * mla_mma_pitch(in_shared) + mla_mma_tiles(producer, stages) * keys * mla_mma_pitch(head_dim) +
+         stages * keys * mla_mma_packed_pitch(producer) + rows * keys * (4 * kMlaMmaSlices + 2) + 1024;
 }
 
 }  // namespace attune::kernels

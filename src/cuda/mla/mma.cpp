@@ -14,7 +14,7 @@ constexpr int kMostStages = 4;
 constexpr int kFewestKeysOfSplit = 128;
 // Rows of queries and keys of a tile, widest first: more rows read a key once for more of them, longer tiles have fewer
 // barriers.
-constexpr struct { int rows, keys; } kShapes[] = {{64, 32}, {32, 32}, {32, 16}, {16, 32}};
+constexpr struct { int rows, keys; } kShapes[] = {{64, 32}, {32, 32}, {32, 16}, {16, 32}, {16, 16}};
 
 }  // namespace
 
@@ -35,7 +35,7 @@ Config choose_mma_config(const Problem& p, int num_sms, int64_t shared_bytes) {
     c.rows = shape.rows, c.keys = shape.keys, c.stages = kMostStages;
     while (c.stages > 0 && static_cast<int64_t>(c.shared_bytes()) > shared_bytes) --c.stages;
     const bool half_is_enough = rows <= shape.rows / 2 && shape.rows > 16;
-    if (c.stages >= 2 && !half_is_enough) break;
+    if (c.stages >= kernels::mla_mma_fewest_stages(c.producer) && !half_is_enough) break;
   }
   c.heads_of_tile = attention::choose_heads_of_tile(p.group, c.rows, tokens);
   c.tokens_of_tile = p.sparse ? 1 : c.rows / c.heads_of_tile;

@@ -33,7 +33,10 @@ inline unsigned short pack_e5m2(float lo, float hi) {
 inline unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) {
   const uint64_t bytes = a | static_cast<uint64_t>(b) << 32;
   unsigned d = 0;
-  for (unsigned i = 0; i < 4; ++i) d |= static_cast<unsigned>(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned pick = selector >> 4 * i, byte = static_cast<unsigned>(bytes >> (pick & 7) * 8 & 0xff);
+    d |= ((pick & 8) == 0 ? byte : byte >> 7 != 0 ? 0xffu : 0) << 8 * i;
+  }
   return d;
 }
 inline unsigned subtract_f16x2(unsigned a, unsigned b) {
@@ -46,13 +49,13 @@ inline unsigned multiply_add_f16x2(unsigned a, unsigned b, unsigned c) {
   const auto one = [&](unsigned x, unsigned y, unsigned z) { return emulator::to_half(half(x) * half(y) + half(z)); };
   return one(a, b, c) | static_cast<unsigned>(one(a >> 16, b >> 16, c >> 16)) << 16;
 }
+// Sums are rounded to fp32 first.
 inline unsigned multiply_add_bf16x2(unsigned a, unsigned b, unsigned c) {
-  // As above: those of kernels/common are exact.
-  const auto one = [](unsigned x, unsigned y, unsigned z) {
-    const auto number = [](unsigned bits) { return static_cast<double>(__uint_as_float(bits << 16)); };
-    return emulator::to_bf16(static_cast<float>(number(x) * number(y) + number(z)));
+  const auto half = [](unsigned x) { return static_cast<double>(__uint_as_float(x << 16)); };
+  const auto one = [&](unsigned x, unsigned y, unsigned z) {
+    return static_cast<unsigned>(emulator::to_bf16(static_cast<float>(half(x) * half(y) + half(z))));
   };
-  return one(a, b, c) | static_cast<unsigned>(one(a >> 16, b >> 16, c >> 16)) << 16;
+  return one(a, b, c) | one(a >> 16, b >> 16, c >> 16) << 16;
 }
 inline unsigned multiply_f16x2(unsigned a, unsigned b) { return multiply_add_f16x2(a, b, 0x80008000u); }
 
