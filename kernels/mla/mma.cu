@@ -75,10 +75,10 @@ __device__ __forceinline__ void mma_attend(const WorkTileParams& p, MmaStorage& 
     // One group copies while the other multiplies.
     if (!MmaConfig::kHasCopiers && group == 0) producer.go_on(i);
     a.qk_gemm(tile);
-    if (!MmaConfig::kHasCopiers && group == 1) producer.go_on(i);
     MmaBarriers::sync_group(group);  // the sums of all slices
     const bool moves = a.softmax(i, start);
     if (ptx::named_barrier_any(MmaBarriers::kGroup + group, MmaConfig::kGroupThreads, moves)) a.rescale();
+    if (!MmaConfig::kHasCopiers && group == 1) producer.go_on(i);
     a.pv_gemm(tile);
     if (MmaConfig::kHasCopiers && i + MmaConfig::kTiles < end) MmaBarriers::set_empty(buffer);
     buffer = mma_next(buffer, MmaConfig::kTiles);
