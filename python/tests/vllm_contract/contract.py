@@ -223,6 +223,8 @@ ASKED = {"head_size": 64, "dtype": torch.bfloat16, "kv_cache_dtype": "auto", "bl
     {"device_capability": None}, {"kv_cache_dtype": "int8_per_token_head"}, {"use_per_head_quant_scales": True, "kv_cache_dtype": "fp8"}, {"block_size": 48}])
 def test_what_is_taken(change):
     assert AttuneBackend.validate_configuration(**{**ASKED, **change}) == []
+    with torch.device("meta"):  # as vLLM makes the GPU the default while it builds a model
+        assert AttuneBackend.validate_configuration(**{**ASKED, **change}) == []
 
 
 @pytest.mark.parametrize("change, reason", [

@@ -153,6 +153,8 @@ def test_the_registry_says_which_gpus(capability):
 def test_what_is_refused():
     asked = {**ASKED, "use_mla": True, "head_size": 576}
     assert AttuneMLABackend.validate_configuration(**asked) == []
+    with torch.device("meta"):  # as vLLM makes the GPU the default while it builds a model
+        assert AttuneMLABackend.validate_configuration(**asked) == []
     assert AttentionBackendEnum.ATTUNE_MLA.get_class() is AttuneMLABackend
     for change, reason in (({"use_mla": False}, "non-MLA"), ({"use_sparse": True}, "sparse"), ({"use_pcp": True}, "PCP"),
                            ({"use_dcp": True}, "DCP"), ({"kv_cache_dtype": "fp8_e5m2"}, "it is fp8_e5m2"), ({"head_size": 320}, "head_size"),

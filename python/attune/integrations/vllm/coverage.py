@@ -36,18 +36,22 @@ def refusal(capability: Capability | None, *, num_heads: int, num_kv_heads: int,
              "kv_cache_dtype": kv_cache_dtype, "block_size": block_size}
     kv_cache_dtype = kv_cache_dtype or "auto"
 
+    # On the CPU, whatever device vLLM has made the default while it builds the model: only shapes and strides are looked at.
     def spec(*shape: int, dtype: torch.dtype = torch.int32) -> attune.Spec:
         return _plans.spec(shape, dtype, "cpu")
 
+    def array(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+
     stored = dtype if kv_cache_dtype == "auto" else STR_DTYPE_TO_TORCH_DTYPE[kv_cache_dtype]
     block_size = block_size or _ANY_BLOCK_SIZE
-    scales = SimpleNamespace(_k_scale=torch.ones(1, dtype=torch.float32), _v_scale=torch.ones(1, dtype=torch.float32))
+    scales = SimpleNamespace(_k_scale=array(1, dtype=torch.float32), _v_scale=array(1, dtype=torch.float32))
     if "head_dim_v" in fields:
         width = caches.PACKED_BYTES.get(kv_cache_dtype, head_size)
-        fields["cache"] = caches.latent_view(torch.empty(2, block_size, width, dtype=stored), kv_cache_dtype, scales)
+        fields["cache"] = caches.latent_view(array(2, block_size, width, dtype=stored), kv_cache_dtype, scales)
     else:
         content = caches.content_bytes(kv_cache_dtype, head_size, head_size) or 2 * head_size
-        blocks = torch.empty(2, num_kv_heads, block_size, content, dtype=stored)
+        blocks = array(2, num_kv_heads, block_size, content, dtype=stored)
         fields["cache"] = caches.view(blocks, kv_cache_dtype, head_size, scales)
     if sinks:
         fields["sinks"] = spec(num_heads, dtype=dtype)
