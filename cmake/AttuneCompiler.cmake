@@ -16,7 +16,8 @@ if(ATTUNE_WERROR)
 endif()
 
 if(ATTUNE_SANITIZE)
-  add_compile_options(-fsanitize=${ATTUNE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  # Reports name lines, which -g1 has; variables would cost a fifth of the compiler's time.
+  add_compile_options(-fsanitize=${ATTUNE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   add_link_options(-fsanitize=${ATTUNE_SANITIZE})
 endif()
 if(ATTUNE_FUZZ)
