@@ -80,6 +80,8 @@ TEST(CaseTable, RejectsUnknownKeysAndValues) {
   EXPECT_THROW(parse(R"({"name": "x", "kv": "cloud"})"), std::runtime_error);
   EXPECT_THROW(parse(R"({"name": "x", "cache": {"page": 3}})"), std::runtime_error);
   EXPECT_THROW(parse(R"({"name": "x", "causal": [1]})"), std::runtime_error);
+  EXPECT_THROW(parse(R"({"name": "x", "heads": [32]})"), std::runtime_error);
+  EXPECT_THROW(parse(R"({"name": "x", "window": [1, 2, 3]})"), std::runtime_error);
   EXPECT_NO_THROW(parse(R"({"name": "x", "seqlens_q": [3], "sweep": {"causal": [true, false]}})"));
 }
 

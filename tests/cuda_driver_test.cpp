@@ -83,13 +83,14 @@ std::string why_not() {
 class CudaDriver : public testing::Test {
  protected:
   void SetUp() override { g_fake = {}; }
-  // served: what there are kernels of; "": of all.
-  static std::vector<DeviceInfo> list_gpus(const std::string& forced, const std::string& served = "") {
+  // bundled: what the bundle has kernels of.
+  static std::vector<DeviceInfo> list_gpus(const std::string& forced, const std::string& bundled = "",
+                                           bool can_compile = true) {
     Driver table{};
     std::string why;
     EXPECT_TRUE(load_driver(find_fake, &table, &why)) << why;
-    return list_devices(table, forced,
-                        [&](const Target& target) { return served.empty() || target.option() == served; });
+    return list_devices(
+        table, forced, {[&](const Target& target) { return target.option() == bundled; }, [&] { return can_compile; }});
   }
 };
 
@@ -159,18 +160,20 @@ TEST_F(CudaDriver, PlansForAnotherArchitecture) {
 // Without a compiler, GPUs whose own code the bundle does not hold run the PTX that it holds.
 TEST_F(CudaDriver, PlansForTheBundledPtxWhereNothingElseIsThere) {
   g_fake.gpus = {{"NVIDIA H200", 9, 0}, {"NVIDIA A10", 8, 6}, {"NVIDIA A100", 8, 0}, {"NVIDIA B200", 10, 0}};
-  std::vector<DeviceInfo> list = list_gpus("", "compute_80");
+  std::vector<DeviceInfo> list = list_gpus("", "compute_80", false);
   for (const DeviceInfo& info : list) {
     EXPECT_TRUE(info.usable()) << info.why_not;
     EXPECT_EQ(info.target.option(), "compute_80") << info.name;
     EXPECT_EQ(info.target.features, 0u) << info.name;
     EXPECT_EQ(info.shared_bytes_per_block, std::min<int64_t>(kSharedBytes, 163 * 1024)) << info.name;
   }
-  list = list_gpus("", "sm_90a");
+  list = list_gpus("", "sm_90a", false);
   EXPECT_EQ(list[0].target.option(), "sm_90a");
   EXPECT_EQ(list[1].target.option(), "sm_86") << "its plans say that there is no compiler";
-  list = list_gpus("sm_89", "compute_80");
+  list = list_gpus("sm_89", "compute_80", false);
   EXPECT_EQ(list[3].target.option(), "compute_89") << "asked for";
+  list = list_gpus("", "compute_80", true);
+  EXPECT_EQ(list[1].target.option(), "sm_86") << "the compiler makes its own";
 }
 
 TEST(CudaAbsent, OneSentenceAndNoCrash) {

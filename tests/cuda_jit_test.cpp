@@ -267,10 +267,11 @@ TEST_F(CudaCompile, CompilesThenFindsOnDiskThenInTheBundle) {
   EXPECT_TRUE(log_.empty()) << log_[0];
 }
 
-TEST_F(CudaCompile, KnowsWhichTargetsAreServed) {
+TEST_F(CudaCompile, KnowsWhereKernelsComeFrom) {
   const Target portable = portable_target();
-  EXPECT_TRUE(ImageFinder(options()).serves(portable)) << "by the compiler";
-  EXPECT_FALSE(ImageFinder(options(false)).serves(portable));
+  EXPECT_TRUE(ImageFinder(options()).can_compile());
+  EXPECT_FALSE(ImageFinder(options(false)).can_compile());
+  EXPECT_FALSE(ImageFinder(options()).bundles(portable));
   ModuleSpec spec = spec_;
   spec.target = portable;
   const Image ptx = ImageFinder(options()).find(spec);
@@ -279,9 +280,9 @@ TEST_F(CudaCompile, KnowsWhichTargetsAreServed) {
                              std::string(ptx.bytes())};
   ASSERT_EQ(write_bundle(path("kernels.bundle"), nvrtc_->major(), nvrtc_->minor(), {entry}), "");
   ImageFinder finder(options(false));
-  EXPECT_TRUE(finder.serves(portable));
-  EXPECT_FALSE(finder.serves(own_target(86)));
-  EXPECT_FALSE(finder.serves(Target()));
+  EXPECT_TRUE(finder.bundles(portable));
+  EXPECT_FALSE(finder.bundles(own_target(86)));
+  EXPECT_FALSE(finder.bundles(Target()));
   EXPECT_EQ(finder.find(spec).origin, KernelOrigin::kBundle);
 }
 

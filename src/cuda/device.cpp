@@ -44,8 +44,7 @@ void set_target(const Target& target, const Architecture& like, DeviceInfo* info
 }
 
 // Chooses what kernels are compiled for. "", or why there is nothing.
-std::string choose_target(const std::string& forced, const std::function<bool(const Target&)>& serves,
-                          DeviceInfo* info) {
+std::string choose_target(const std::string& forced, const KernelSources& sources, DeviceInfo* info) {
   const int capability = 10 * info->compute_major + info->compute_minor;
   const auto sentence = [info](const std::string& text) {
     return cat("CUDA device ", info->ordinal, " (", info->name, ") ", text);
@@ -54,7 +53,8 @@ std::string choose_target(const std::string& forced, const std::function<bool(co
   if (forced.empty()) {
     info->target = own_target(capability);
     const Target portable = portable_target();
-    if (!serves(info->target) && serves(portable)) set_target(portable, *find_architecture(portable.name), info);
+    if (sources.bundles(portable) && !sources.bundles(info->target) && !sources.can_compile())
+      set_target(portable, *find_architecture(portable.name), info);
     return "";
   }
   std::string why;
@@ -75,8 +75,7 @@ PrimaryContexts& primary_contexts() {
 
 }  // namespace
 
-std::vector<DeviceInfo> list_devices(const Driver& d, const std::string& forced,
-                                     const std::function<bool(const Target&)>& serves) {
+std::vector<DeviceInfo> list_devices(const Driver& d, const std::string& forced, const KernelSources& sources) {
   int32_t count = 0;
   if (d.cuDeviceGetCount(&count) != kSuccess) return {};
   std::vector<DeviceInfo> list;
@@ -87,7 +86,7 @@ std::vector<DeviceInfo> list_devices(const Driver& d, const std::string& forced,
     const Result result = d.cuDeviceGet(&device, i);
     const std::string fault =
         result == kSuccess ? read_device(d, device, &info) : cat("cannot be opened: ", error_text(d, result));
-    info.why_not = fault.empty() ? choose_target(forced, serves, &info) : cat("CUDA device ", i, " ", fault);
+    info.why_not = fault.empty() ? choose_target(forced, sources, &info) : cat("CUDA device ", i, " ", fault);
     list.push_back(std::move(info));
   }
   return list;
@@ -97,8 +96,10 @@ const std::vector<DeviceInfo>& devices() {
   static const std::vector<DeviceInfo>& once = *new std::vector<DeviceInfo>([] {
     const Driver* d = driver(nullptr);
     if (d == nullptr) return std::vector<DeviceInfo>();
-    return list_devices(*d, environment("ATTUNE_ARCH"),
-                        [d](const Target& target) { return the_image_finder(d->version).serves(target); });
+    const auto finder = [d]() -> ImageFinder& { return the_image_finder(d->version); };
+    return list_devices(
+        *d, environment("ATTUNE_ARCH"),
+        {[&](const Target& target) { return finder().bundles(target); }, [&] { return finder().can_compile(); }});
   }());
   return once;
 }

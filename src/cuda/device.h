@@ -50,10 +50,14 @@ class ScopedContext {
   const Driver* driver_ = nullptr;  // null: nothing was pushed
 };
 
-// For devices() and its tests. forced: the architecture that ATTUNE_ARCH names, or "". serves: whether there are
-// kernels of a target, or a compiler that makes them. A GPU whose own there are not gets those of portable_target(), if
-// they are there.
-std::vector<DeviceInfo> list_devices(const Driver& driver, const std::string& forced,
-                                     const std::function<bool(const Target&)>& serves);
+// Where kernels come from, as far as a target is chosen by it.
+struct KernelSources {
+  std::function<bool(const Target&)> bundles;  // whether the bundle has kernels of a target
+  std::function<bool()> can_compile;           // asked last: it opens the compiler
+};
+
+// For devices() and its tests. forced: the architecture that ATTUNE_ARCH names, or "". A GPU whose own kernels can come
+// from nowhere gets those of portable_target(), if the bundle has them.
+std::vector<DeviceInfo> list_devices(const Driver& driver, const std::string& forced, const KernelSources& sources);
 
 }  // namespace attune::cuda

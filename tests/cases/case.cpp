@@ -159,17 +159,8 @@ Case read_case(const json& value, const std::string& area) {
   c.name = value.value("name", "");
   Object o(value, area + "/" + c.name);
   o.find("name");
-  std::vector<int64_t> heads, head_dim;
-  o.get("heads", heads);
-  if (!heads.empty()) {
-    c.num_heads_q = heads.at(0);
-    c.num_heads_kv = heads.at(1);
-  }
-  o.get("head_dim", head_dim);
-  if (!head_dim.empty()) {
-    c.head_dim_qk = head_dim.at(0);
-    c.head_dim_v = head_dim.at(1);
-  }
+  o.get_pair("heads", c.num_heads_q, c.num_heads_kv);
+  o.get_pair("head_dim", c.head_dim_qk, c.head_dim_v);
   o.get("dtype", c.dtype);
   o.get("out_dtype", c.out_dtype);
   o.choose<QueryShape>("queries", c.queries,

@@ -2,11 +2,13 @@
 // One object of a table of cases.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "attune/attune.h"
 #include "number.h"
@@ -35,6 +37,15 @@ class Object {
     } catch (const json::exception& e) {
       throw std::runtime_error(where_ + "." + key + ": " + e.what());
     }
+  }
+  // Of a list of two.
+  void get_pair(const char* key, int64_t& first, int64_t& second) {
+    std::vector<int64_t> both;
+    get(key, both);
+    if (both.empty()) return;
+    if (both.size() != 2)
+      throw std::runtime_error(where_ + "." + key + ": has " + std::to_string(both.size()) + " numbers; it takes 2");
+    first = both[0], second = both[1];
   }
   void get(const char* key, attune_dtype& value) {
     std::string name;

@@ -12,12 +12,7 @@ namespace attune::cases {
 
 void read_masks(Object& object, Case& c) {
   object.get("causal", c.causal);
-  std::vector<int64_t> window;
-  object.get("window", window);
-  if (!window.empty()) {
-    c.window_left = window.at(0);
-    c.window_right = window.at(1);
-  }
+  object.get_pair("window", c.window_left, c.window_right);
   object.get("mask_bits", c.mask_bits);
   object.get("mask_start", c.mask_start);
   object.get("mask_keys", c.mask_keys);

@@ -87,13 +87,17 @@ const Bundle* ImageFinder::bundle() {
   return bundle_.get();
 }
 
-bool ImageFinder::serves(const Target& target) {
+bool ImageFinder::bundles(const Target& target) {
+  const Bundle* const b = bundle();
+  if (b == nullptr) return false;
+  // Each manifest has the self test's module.
+  const ModuleSpec probe{"selftest/saxpy.cu", {{"A", "2"}}, target};
   std::string why;
-  if (const Bundle* b = bundle()) {
-    // Each manifest has the self test's module.
-    const ModuleSpec probe{"selftest/saxpy.cu", {{"A", "2"}}, target};
-    if (!b->find(module_key(read_source(probe.source), compiler_options(probe)), &why).empty()) return true;
-  }
+  return !b->find(module_key(read_source(probe.source), compiler_options(probe)), &why).empty();
+}
+
+bool ImageFinder::can_compile() const {
+  std::string why;
   return options_.may_compile && find_nvrtc(options_.driver_major, &why) != nullptr;
 }
 

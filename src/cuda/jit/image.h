@@ -53,8 +53,10 @@ class ImageFinder {
 
   explicit ImageFinder(Options options);
 
-  // Whether it finds kernels of that target: the bundle has some, or there is a compiler that may be used.
-  bool serves(const Target& target);
+  // Whether the bundle has kernels of that target.
+  bool bundles(const Target& target);
+  // Whether there is a compiler that may be used.
+  bool can_compile() const;
 
   // Failure(ATTUNE_DEVICE_ERROR): not at hand, and may not or cannot be compiled; says which and why. ATTUNE_INTERNAL:
   // does not compile. An origin in without is not looked at: its code was tried and did not load.
