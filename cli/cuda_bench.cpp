@@ -7,7 +7,9 @@
 #include <stdexcept>
 
 #include "cases/compare.h"
+#include "cases/work.h"
 #include "cuda_problem.h"
+#include "synthetic.h"
 #include "verify.h"
 
 namespace attune::cli {
@@ -30,11 +32,21 @@ void check_call(attune_status status) {
   if (status != ATTUNE_OK) throw std::runtime_error(attune_last_error());
 }
 
-double bytes_of(const cases::Case& c) {
+// Of the cache; 0 where there is none.
+double bytes_of_cache(const cases::Case& c) {
+  if (!c.has_cache()) return 0;
   double keys = 0;
   for (int64_t b = 0; b < c.batch(); ++b) keys += static_cast<double>(c.stored(b));
-  return keys *
-         static_cast<double>(c.num_heads_kv * (c.head_dim_qk + c.head_dim_v) * cases::element_size(c.cache_dtype()));
+  const int64_t elements = c.num_heads_kv * (c.head_dim_qk + (c.shared_kv ? 0 : c.head_dim_v));
+  const bool packed = c.cache.format == ATTUNE_KV_MLA_656;
+  return keys * static_cast<double>(packed ? kMla656Bytes : elements * cases::element_size(c.cache_dtype()));
+}
+
+// Pools of a case's own that are needed, so that no run finds its keys in a cache of the device. Dense keys are read
+// by so many rows of queries that where they come from hardly counts.
+int copies_of(const cases::Case& c) {
+  const double bytes = bytes_of_cache(c);
+  return bytes > 0 ? static_cast<int>(std::clamp(std::ceil(kRotatedBytes / bytes), 1.0, double{kMostCopies})) : 1;
 }
 
 std::string why_not_covered(const attune_attention& a, attune_device device) {
@@ -48,8 +60,8 @@ class Bench {
  public:
   Bench(const cases::Case& spec, int32_t device)
       : memory_(device),
-        problem_(spec, memory_,
-                 static_cast<int>(std::clamp(std::ceil(kRotatedBytes / bytes_of(spec)), 1.0, double{kMostCopies}))) {
+        problem_(spec, memory_, copies_of(spec)),
+        seconds_(cases::work_of(spec).flops / 4e14 + problem_.kv_bytes() / 4e12 + 8e-6) {
     for (int copy = 0; copy < problem_.num_copies(); ++copy) copies_.push_back(problem_.device(copy));
   }
 
@@ -91,14 +103,14 @@ class Bench {
   }
 
   void time(CudaTiming& timing, double min_time) {
-    const double estimate = timing.kv_bytes / 4e12 + 8e-6;
     timing.seconds = time_graphs(
-        memory_.device().index, [this](int run, void* stream) { enqueue(run, stream); }, estimate,
+        memory_.device().index, [this](int run, void* stream) { enqueue(run, stream); }, seconds_,
         problem_.num_copies(), min_time);
   }
 
   cases::CudaMemory memory_;
   CudaProblem problem_;
+  double seconds_;  // of a run, about
   std::vector<attune_attention> copies_;
   Plan plan_;
   std::unique_ptr<cases::Workspace> workspace_;

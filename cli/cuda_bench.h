@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Timing on a GPU, of decode and of anything that can be captured.
+// Timing on a GPU: of attention over large data, and of anything that can be captured.
 #pragma once
 
 #include <cstdint>

@@ -23,12 +23,18 @@ void check_call(attune_status status) {
 }
 
 void require_simple(const cases::Case& c) {
-  const bool simple =
-      c.kv == cases::KvSource::kPaged && c.cache.format == ATTUNE_KV_PLAIN && c.cache.layout != ATTUNE_KV_XPACKED &&
-      c.cache.ring_capacity == 0 && c.beam_width == 0 && c.queries != cases::QueryShape::kRagged &&
-      c.max_seqlen_q() == 1 && !c.shared_kv && static_cast<const cases::MaskSpec&>(c) == cases::MaskSpec{} &&
-      c.bias == 0 && c.finished.empty() && (c.cache.scales != ScaleMode::kTokenHead || c.cache.layout == ATTUNE_KV_NHD);
-  if (!simple) throw UserError(fmt::format("{} cannot be timed on CUDA: its data are made for decode alone", c.name));
+  const bool one = c.max_seqlen_q() == 1;
+  const bool queries = one ? c.queries == cases::QueryShape::kFlat : c.queries == cases::QueryShape::kRagged;
+  const bool packed = c.cache.format == ATTUNE_KV_MLA_656;
+  const bool cache = c.kv == cases::KvSource::kPaged && c.cache.layout != ATTUNE_KV_XPACKED &&
+                     c.cache.ring_capacity == 0 && (packed ? !c.new_tokens : c.cache.format == ATTUNE_KV_PLAIN) &&
+                     (c.cache.scales != ScaleMode::kTokenHead || c.cache.layout == ATTUNE_KV_NHD);
+  const bool dense = c.kv == cases::KvSource::kDense && c.seqlens_kv == c.seqlens_q && !c.shared_kv;
+  const bool simple = queries && (cache || dense) && c.beam_width == 0 && c.sparse.topk == 0 && c.indexer.topk == 0 &&
+                      (one || !c.prologue.any()) && static_cast<const cases::MaskSpec&>(c) == cases::MaskSpec{} &&
+                      c.bias == 0 && c.finished.empty();
+  if (!simple)
+    throw UserError(fmt::format("{} cannot be timed on CUDA: no large data are made for such a case", c.name));
 }
 
 }  // namespace
@@ -43,11 +49,10 @@ CudaProblem::CudaProblem(const cases::Case& spec, cases::CudaMemory& memory, int
   host_.softmax_scale = static_cast<float>(spec.softmax_scale);
   host_.softcap = static_cast<float>(spec.softcap);
   host_.batch_invariant = spec.batch_invariant ? 1 : 0;
+  host_.head_dim_v = spec.head_dim_v;
   make_queries();
-  make_tables();
-  host_.cache.layout = spec.cache.layout;
-  make_plane("cache.k", spec.head_dim_qk, host_.cache.k, host_.cache.k_scale, device_k_, device_k_scale_);
-  make_plane("cache.v", spec.head_dim_v, host_.cache.v, host_.cache.v_scale, device_v_, device_v_scale_);
+  count_keys();
+  if (spec.has_cache()) make_cache();
   make_scores();
   make_prologue();
   arena_.upload();
@@ -69,12 +74,52 @@ attune_tensor CudaProblem::add(const std::string& name, attune_dtype dtype, cons
 }
 
 void CudaProblem::make_queries() {
-  const int64_t batch = spec_.batch();
-  host_.q = add("q", spec_.dtype, {batch, spec_.num_heads_q, spec_.head_dim_qk}, 1);
-  host_.out = add("out", spec_.resolved_out_dtype(), {batch, spec_.num_heads_q, spec_.head_dim_v}, 0);
-  if (!spec_.new_tokens) return;
-  host_.k = add("k", spec_.dtype, {batch, spec_.num_heads_kv, spec_.head_dim_qk}, 1);
-  host_.v = add("v", spec_.dtype, {batch, spec_.num_heads_kv, spec_.head_dim_v}, 1);
+  const cases::Case& c = spec_;
+  const int64_t rows = c.total_q();
+  host_.q = add("q", c.dtype, {rows, c.num_heads_q, c.head_dim_qk}, 1);
+  host_.out = add("out", c.resolved_out_dtype(), {rows, c.num_heads_q, c.head_dim_v}, 0);
+  if (c.queries == cases::QueryShape::kRagged) {
+    host_.max_seqlen_q = c.max_seqlen_q();  // as engines do
+    host_.cu_seqlens_q = arena_.add("cu_seqlens_q", ATTUNE_INT32, {c.batch() + 1});
+    auto* offsets = static_cast<int32_t*>(host_.cu_seqlens_q.data);
+    *offsets = 0;
+    for (const int64_t n : c.seqlens_q) {
+      offsets[1] = offsets[0] + static_cast<int32_t>(n);
+      ++offsets;
+    }
+  }
+  if (!c.new_tokens && c.has_cache()) return;
+  host_.k = add("k", c.dtype, {rows, c.num_heads_kv, c.head_dim_qk}, 1);
+  if (!c.shared_kv) host_.v = add("v", c.dtype, {rows, c.num_heads_kv, c.head_dim_v}, 1);
+}
+
+void CudaProblem::count_keys() {
+  for (int64_t b = 0; b < spec_.batch(); ++b) {
+    const int64_t n = spec_.seqlens_q[static_cast<size_t>(b)];
+    for (int64_t i = 1; i <= n; ++i) {
+      const int64_t keys = spec_.causal ? spec_.keys(b) - n + i : spec_.keys(b);
+      keys_of_row_.push_back(spec_.window_left >= 0 ? std::min(keys, spec_.window_left + 1) : keys);
+    }
+  }
+}
+
+void CudaProblem::make_cache() {
+  make_tables();
+  host_.cache.layout = spec_.cache.layout;
+  if (spec_.cache.format == ATTUNE_KV_MLA_656) return make_packed();
+  make_plane("cache.k", spec_.head_dim_qk, host_.cache.k, host_.cache.k_scale, device_k_, device_k_scale_);
+  if (spec_.shared_kv) return;
+  make_plane("cache.v", spec_.head_dim_v, host_.cache.v, host_.cache.v_scale, device_v_, device_v_scale_);
+}
+
+void CudaProblem::make_packed() {
+  const int64_t page = spec_.cache.page_size;
+  host_.cache.format = ATTUNE_KV_MLA_656;
+  host_.cache.layout = ATTUNE_KV_BYTES;
+  host_.cache.page_size = page;
+  host_.cache.k = arena_.add("cache.k", ATTUNE_UINT8, {block_pages_, page, kMla656Bytes});
+  fill_mla_656(host_.cache.k.data, block_pages_ * page, random_);
+  device_k_ = replicate(host_.cache.k, page * kMla656Bytes);
 }
 
 void CudaProblem::make_tables() {
@@ -83,8 +128,6 @@ void CudaProblem::make_tables() {
   for (int64_t b = 0; b < batch; ++b) {
     pages_ += pages_of(b);
     max_pages_ = std::max(max_pages_, pages_of(b));
-    const int64_t keys = spec_.keys(b);
-    keys_of_row_.push_back(spec_.window_left >= 0 ? std::min(keys, spec_.window_left + 1) : keys);
   }
   const int64_t widest = std::max(spec_.head_dim_qk, spec_.head_dim_v);
   const int64_t bytes_of_page = page * spec_.num_heads_kv * widest * cases::element_size(spec_.cache_dtype());
@@ -187,14 +230,17 @@ void CudaProblem::make_prologue() {
 
 attune_attention CudaProblem::device(int copy) const {
   attune_attention a = arena_.on_device(host_);
+  if (tables_.empty()) return a;
   a.cache.page_table.data = arena_.device_pointer(tables_[static_cast<size_t>(copy)].data);
   a.cache.k.data = device_k_;
   a.cache.v.data = device_v_;
-  a.cache.k.shape[0] = a.cache.v.shape[0] = pages_ * copies_;
+  a.cache.k.shape[0] = pages_ * copies_;
+  if (device_v_ != nullptr) a.cache.v.shape[0] = pages_ * copies_;
   if (device_k_scale_ != nullptr) {
     a.cache.k_scale.data = device_k_scale_;
     a.cache.v_scale.data = device_v_scale_;
-    a.cache.k_scale.shape[0] = a.cache.v_scale.shape[0] = pages_ * copies_;
+    a.cache.k_scale.shape[0] = pages_ * copies_;
+    if (device_v_scale_ != nullptr) a.cache.v_scale.shape[0] = pages_ * copies_;
   }
   return a;
 }

@@ -44,7 +44,7 @@ attune_kv_cache kv_cache_shape(const Model& m, KvDtype dtype, int64_t page_size,
   attune_kv_cache cache{};
   cache.page_size = page_size;
   if (dtype == KvDtype::kMla656) {
-    const int64_t shape[] = {num_pages, page_size, 656};
+    const int64_t shape[] = {num_pages, page_size, kMla656Bytes};
     cache.format = ATTUNE_KV_MLA_656;
     cache.layout = ATTUNE_KV_BYTES;
     cache.k = attune_dense_tensor(nullptr, ATTUNE_UINT8, 3, shape);
@@ -90,25 +90,10 @@ void KvPool::fill_plane(const attune_tensor& plane, const attune_tensor& scale, 
     scales[i] = static_cast<float>(random.uniform(0.5, 1.5) / kInt8Deviation);
 }
 
-// Codes, then what lies behind them in each row: scales and the channels that are not quantised.
-void KvPool::fill_mla_656(cases::Random& random) {
-  constexpr int64_t kRowBytes = 656, kCodes = 512, kScales = 4, kRope = 64;
-  const int64_t rows = cases::num_elements(view_.k) / kRowBytes;
-  auto* row = static_cast<std::byte*>(view_.k.data);
-  fill_normal(ATTUNE_FLOAT8_E4M3, row, rows * kRowBytes, 1 / static_cast<double>(kE4m3Scale), random);
-  std::vector<uint16_t> rope(static_cast<size_t>(rows * kRope));
-  fill_normal(ATTUNE_BFLOAT16, rope.data(), rows * kRope, 1, random);
-  for (int64_t i = 0; i < rows; ++i, row += kRowBytes) {
-    for (int64_t group = 0; group < kScales; ++group) {
-      const auto scale = static_cast<float>(random.uniform(0.5, 1.5)) * kE4m3Scale;
-      std::memcpy(row + kCodes + group * 4, &scale, sizeof(scale));
-    }
-    std::memcpy(row + kCodes + kScales * 4, rope.data() + i * kRope, kRope * sizeof(uint16_t));
-  }
-}
-
 void KvPool::fill(cases::Random& random) {
-  if (view_.format == ATTUNE_KV_MLA_656) return fill_mla_656(random);
+  if (view_.format == ATTUNE_KV_MLA_656) {
+    return fill_mla_656(view_.k.data, cases::num_elements(view_.k) / kMla656Bytes, random, kE4m3Scale);
+  }
   fill_plane(view_.k, view_.k_scale, random);
   fill_plane(view_.v, view_.v_scale, random);
 }

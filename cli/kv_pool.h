@@ -25,7 +25,6 @@ class KvPool {
   size_t bytes() const { return k_.size() + v_.size() + k_scale_.size() + v_scale_.size(); }
 
  private:
-  void fill_mla_656(cases::Random& random);
   void fill_plane(const attune_tensor& plane, const attune_tensor& scale, cases::Random& random);
 
   attune_kv_cache view_;

@@ -21,7 +21,8 @@ using testing::HasSubstr;
 
 TEST(Architecture, FeaturesComeWithTheirCapability) {
   using namespace ptx;  // NOLINT: all features
-  constexpr unsigned kFp8 = kFp8Conversion | kFp8Mma, kHopper = kFp8 | kPairMaximum | kDependentLaunch | kClusters | kTma;
+  constexpr unsigned kFp8 = kFp8Conversion | kFp8Mma,
+                     kHopper = kFp8 | kPairMaximum | kDependentLaunch | kClusters | kTma;
   EXPECT_EQ(own_target(80).features, 0u);
   EXPECT_EQ(own_target(86).features, 0u);
   EXPECT_EQ(own_target(89).features, kFp8);
