@@ -36,15 +36,49 @@ class Dequantizer {
   // In the order of the producer.
   __device__ __forceinline__ void dequant_tiles(const WorkTile& work, int kv_head) {
     const Tiles tiles(work.num_cached, work.first_key, work.end_key);
+    KeyScales scales, next;
+    if (Config::kTokenScales) next = load_scales(work, kv_head, tile_at(work, tiles, work.tile_end - 1));
 #pragma unroll 1
     for (int i = work.tile_end - 1; i >= work.tile_begin; --i) {
+      if (Config::kTokenScales) {
+        scales = next;
+        if (i > work.tile_begin) next = load_scales(work, kv_head, tile_at(work, tiles, i - 1));
+      }
       const Tile tile = tile_at(work, tiles, i);
-      dequant_k(work, kv_head, tile);
+      dequant_k(tile, scales);
       dequant_v(tile);
     }
   }
 
-  __device__ __forceinline__ void dequant_k(const WorkTile& work, int kv_head, const Tile& tile) {
+  // The scales of this thread's keys of a tile.
+  struct KeyScales {
+    static constexpr int kNum = (Config::kKeys + kThreads - 1) / kThreads;
+    float k[kNum], v[kNum];
+  };
+  // A tile ahead: a page and then a scale, two loads that wait for each other, come beside the tile before.
+  __device__ __forceinline__ KeyScales load_scales(const WorkTile& work, int kv_head, const Tile& tile) const {
+    KeyScales scales;
+#pragma unroll
+    for (int i = 0; i < KeyScales::kNum; ++i) {
+      const int key = tile.start + thread_ + i * kThreads;
+      const bool there = tile.cached && key >= tile.low && key < tile.high;
+      const float2 both = there ? common::scales_of(p_, work, kv_head, key) : float2{};
+      scales.k[i] = both.x, scales.v[i] = both.y;
+    }
+    return scales;
+  }
+  __device__ __forceinline__ void store_scales(const KeyScales& scales, int stage) {
+#pragma unroll
+    for (int i = 0; i < KeyScales::kNum; ++i) {
+      const int key = thread_ + i * kThreads;
+      if (key >= Config::kKeys) break;
+      // racecheck reports these beside scale_columns(): it does not follow a thread's arrival for those that it met.
+      smem_.scales(stage, false)[key] = scales.k[i];
+      smem_.scales(stage, true)[key] = scales.v[i];
+    }
+  }
+
+  __device__ __forceinline__ void dequant_k(const Tile& tile, const KeyScales& scales) {
     const PipelineState pipe = k_pipe_;
     k_pipe_.next<Config::kStages>();
     if (!tile.cached) return;
@@ -54,7 +88,7 @@ class Dequantizer {
     // lags by two.
     ptx::wait_phase(smem_.raw_full(raw.stage), raw.phase);
     ptx::wait_phase(smem_.k_empty(pipe.stage), pipe.phase ^ 1);
-    if (Config::kTokenScales) load_scales(work, kv_head, tile, pipe.stage);
+    if (Config::kTokenScales) store_scales(scales, pipe.stage);
     // racecheck reports this beside Softmax::mask_edge(): it does not follow a thread's arrival for those that it met.
     if (thread_ < static_cast<int>(sizeof(TileMask) / 4)) {
       ptx::store_shared_u32(smem_.mask(pipe.stage) + 4 * thread_,
@@ -94,18 +128,6 @@ class Dequantizer {
       ptx::arrive(raw_empty);
       ptx::arrive(full);
     }
-  }
-
-  // Loads the scales of K and V of a tile. Before the wait for the raw tile, as these are two dependent loads.
-  __device__ __forceinline__ void load_scales(const WorkTile& work, int kv_head, const Tile& tile, int stage) {
-#pragma unroll 1
-    for (int key = thread_; key < Config::kKeys; key += kThreads) {
-      const bool there = tile.start + key >= tile.low && tile.start + key < tile.high;
-      // racecheck reports these beside scale_columns(): it does not follow a thread's arrival for those that it met.
-      smem_.scales(stage, false)[key] = there ? scale_of(p_, work, kv_head, tile.start + key, false) : 0.0f;
-      smem_.scales(stage, true)[key] = there ? scale_of(p_, work, kv_head, tile.start + key, true) : 0.0f;
-    }
-    ptx::named_barrier_sync(kLoadBarrier, kThreads);
   }
 
   // Converts a raw tile to swizzled rows of kTo. Rows outside of [low, high) become zero.

@@ -2,6 +2,7 @@
 // Exact conversion of 8-bit elements to 16 bits, sixteen at a time, and the software pipeline of a dequant thread.
 #pragma once
 
+#include "common/operand.cuh"
 #include "prefill/shared_storage.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/registers.cuh"
@@ -25,11 +26,11 @@ __device__ __forceinline__ unsigned dequant_pair(unsigned word) {
 template <int kFrom, int kTo>
 __device__ __forceinline__ void dequant_16(const unsigned (&words)[4], unsigned (&out)[8]) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    out[i] = i % 2 == 0 ? dequant_pair<kFrom, false>(words[i / 2]) : dequant_pair<kFrom, true>(words[i / 2]);
+  for (int i = 0; i < 4; ++i) {
     if constexpr (kTo == common::kBFloat16) {
-      out[i] = ptx::pack_bf16(ptx::f16_to_float(static_cast<unsigned short>(out[i])),
-                              ptx::f16_to_float(static_cast<unsigned short>(out[i] >> 16)));
+      common::quad_to_operands<kFrom, kTo>(words[i], out[2 * i], out[2 * i + 1]);
+    } else {
+      out[2 * i] = dequant_pair<kFrom, false>(words[i]), out[2 * i + 1] = dequant_pair<kFrom, true>(words[i]);
     }
   }
 }

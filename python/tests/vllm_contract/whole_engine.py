@@ -33,7 +33,7 @@ def gpt_oss():
     from transformers import GptOssConfig, GptOssForCausalLM
 
     return GptOssForCausalLM(GptOssConfig(
-        **SIZES, intermediate_size=512, num_key_value_heads=4, head_dim=64, sliding_window=32, num_local_experts=4, num_experts_per_tok=2,
+        **SIZES, intermediate_size=512, num_key_value_heads=4, head_dim=64, sliding_window=32, num_local_experts=4, num_experts_per_tok=4,
         layer_types=["sliding_attention", "full_attention"] * 2))
 
 
