@@ -29,11 +29,12 @@ def llama():
 
 
 def gpt_oss():
-    """Sinks, and a sliding window in every other layer."""
+    """Sinks, and a sliding window in every other layer. Each token goes to all experts: a choice would turn what rounding makes of two
+    near router logits into another expert, and so into logits that are far apart."""
     from transformers import GptOssConfig, GptOssForCausalLM
 
     return GptOssForCausalLM(GptOssConfig(
-        **SIZES, intermediate_size=512, num_key_value_heads=4, head_dim=64, sliding_window=32, num_local_experts=4, num_experts_per_tok=2,
+        **SIZES, intermediate_size=512, num_key_value_heads=4, head_dim=64, sliding_window=32, num_local_experts=4, num_experts_per_tok=4,
         layer_types=["sliding_attention", "full_attention"] * 2))
 
 
