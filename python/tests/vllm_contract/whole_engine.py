@@ -29,7 +29,8 @@ def llama():
 
 
 def gpt_oss():
-    """Sinks, and a sliding window in every other layer."""
+    """Sinks, and a sliding window in every other layer. Each token goes to all experts: a choice would turn what rounding makes of two
+    near router logits into another expert, and so into logits that are far apart."""
     from transformers import GptOssConfig, GptOssForCausalLM
 
     return GptOssForCausalLM(GptOssConfig(
