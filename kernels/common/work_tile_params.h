@@ -37,11 +37,11 @@ struct CapPolynomial {
 
 // The head of the schedule's part of the workspace.
 struct alignas(16) WorkList {
-  int num_work_tiles;   // taken dynamically; in a balanced schedule, the first ones of its groups
-  int heads_at_a_time;  // head tiles whose keys fit L2 together: all their work tiles go before those of the next
-  unsigned next_item;   // (work tile, head tile) pairs taken so far; 0 before and after a run
-  int num_split_tiles;  // row blocks with more than one split
-  long long num_tiles;  // of all work tiles, times head tiles
+  int num_work_tiles;       // taken dynamically; in a balanced schedule, the first ones of its groups
+  int heads_at_a_time;      // head tiles whose keys fit L2 together: all their work tiles go before those of the next
+  unsigned next_tile;       // counts the (work tile, head tile) pairs taken; 0 before and after a run
+  int num_split_tiles;      // row blocks with more than one split
+  long long num_key_tiles;  // of all work tiles, times head tiles
   // Flags that kernels acquire to see the writes of kernels before the previous one (ptx/atomic.cuh).
   unsigned seen;           // 1 once a block of the attention kernel has read the list; for the kernel that combines
   unsigned decode_begun;   // mixed batches: runs that decode has begun,

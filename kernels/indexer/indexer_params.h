@@ -46,7 +46,7 @@ struct IndexScoresParams {
   int tile_rows;  // of a tile, up to kIndexTileRows
   int key_blocks;
   Divisor by_key_blocks, pack;  // pack: of the cache's channels
-  long long items;  // tiles times key_blocks, below 2^31
+  long long num_tiles;  // tiles times key_blocks, below 2^31
 };
 
 struct IndexSelectParams {

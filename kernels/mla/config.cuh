@@ -168,24 +168,24 @@ struct Smem : common::SharedView<SharedStorage> {
   __device__ __forceinline__ unsigned to_other() const {
     return ptx::shared_in_block(base, 1 - ptx::cluster_rank()) - base;
   }
-  // A ring through which the cluster's first block sends item numbers to the other by DSMEM
+  // A ring through which the cluster's first block sends tile indices to the other by DSMEM
   // (scheduler/tile_scheduler.cuh). Its four entries suffice: the first block fetches a work tile while it loads the
-  // one before, and has loaded the one before that, so both blocks have read the item of three before.
-  __device__ __forceinline__ unsigned item(unsigned n) const {
-    return ATTUNE_SHARED_AT_INDEX(SharedStorage, items, n % kernels::kMlaItems);
+  // one before, and has loaded the one before that, so both blocks have read the index of three before.
+  __device__ __forceinline__ unsigned tile_idx(unsigned n) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, tile_idx, n % kernels::kMlaTileIdxSlots);
   }
-  __device__ __forceinline__ unsigned item_full(unsigned n) const {
-    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.item_full, n % kernels::kMlaItems);
+  __device__ __forceinline__ unsigned tile_idx_full(unsigned n) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.tile_idx_full, n % kernels::kMlaTileIdxSlots);
   }
-  __device__ __forceinline__ void send_item(unsigned n, int x) const {
+  __device__ __forceinline__ void send_tile_idx(unsigned n, int x) const {
     const unsigned there = to_other();
-    ptx::store_async(item(n) + there, static_cast<unsigned>(x), item_full(n) + there);
+    ptx::store_async(tile_idx(n) + there, static_cast<unsigned>(x), tile_idx_full(n) + there);
   }
-  __device__ __forceinline__ int receive_item(unsigned n) const {
-    if (threadIdx.x % 32 == 0) ptx::arrive_expecting(item_full(n), 4);
+  __device__ __forceinline__ int receive_tile_idx(unsigned n) const {
+    if (threadIdx.x % 32 == 0) ptx::arrive_expecting(tile_idx_full(n), 4);
     __syncwarp();
-    ptx::wait_phase(item_full(n), n / kernels::kMlaItems % 2);
-    return static_cast<int>(ptx::load_shared_u32(item(n)));
+    ptx::wait_phase(tile_idx_full(n), n / kernels::kMlaTileIdxSlots % 2);
+    return static_cast<int>(ptx::load_shared_u32(tile_idx(n)));
   }
 };
 

@@ -82,9 +82,9 @@ class Run {
 
   void score(int64_t first, int64_t count) const {
     const auto params = indexer::scores_params(op_, scores_, layout_, workspace_, first, count, num_sms_);
-    if (params.items == 0) return;
+    if (params.num_tiles == 0) return;
     const CompiledKernel& kernel = find(scores_.key(), device_, [&] { return scores_.kernel(); });
-    const int64_t blocks = std::min<int64_t>(params.items, num_sms_ * (scores_.exact ? kExactBlocksPerSm : 1));
+    const int64_t blocks = std::min<int64_t>(params.num_tiles, num_sms_ * (scores_.exact ? kExactBlocksPerSm : 1));
     launch_kernel(kernel, launch_of(blocks, scores_.threads(), scores_.shared_bytes(), stream_), params);
   }
 
