@@ -28,7 +28,6 @@
 
 namespace attune {
 
-// ----------------------------------------------------------------------------------------------------------------
 // errors
 
 // A failed call: what() is the message of the library, status() its kind.
@@ -48,7 +47,6 @@ inline void check(attune_status status) {
   throw Error(status, message[0] != '\0' ? message : attune_status_name(status));
 }
 
-// ---------------------------------------------------------------------------------------------------------------
 // devices
 
 inline constexpr attune_device kCpu{ATTUNE_DEVICE_CPU, 0};
@@ -98,7 +96,6 @@ inline int32_t num_threads() {
   return count;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
 // tensors
 
 using Tensor = attune_tensor;
@@ -172,7 +169,6 @@ Tensor dense(T* data, Shape shape) {
   return dense(data, detail::dtype_of<T>(), shape);
 }
 
-// -----------------------------------------------------------------------------------------------------------
 // descriptors
 
 // The descriptor of the one operation, with its defaults set.
@@ -256,7 +252,6 @@ inline int64_t kv_page_bytes(attune_kv_format format, int64_t page_size) {
   return bytes;
 }
 
-// ------------------------------------------------------------------------------------------------------------------
 // plan
 
 // Whether a kernel covers a descriptor, and if not, why.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Detects a schedule that was made for another call. A schedule serves every layer of a step (attune_run_scheduled);
-// with other lengths it would silently leave rows out. So it carries a stamp, a hash of all its inputs: what the host
+// with other lengths it would silently skip rows. So it carries a stamp, a hash of all its inputs: what the host
 // knows (stamp_of_call), lengths, offsets, finished sequences, ranges, and lengths of index lists. The attention kernel
-// computes the stamp again while its first copies are in flight. If the two differ, it writes NaN to every row.
+// recomputes the stamp while its first copies are in flight. If the two differ, it writes NaN to every row.
 #pragma once
 
 #include "common/masks.cuh"

@@ -51,12 +51,12 @@ struct alignas(16) WorkList {
 };
 
 // Sparse attention: the entries of each row, slots of a cache or indices of dense keys. Entries out of range are
-// skipped. indices null: absent.
+// skipped. indices null: not given.
 struct SlotList {
   const int* indices;
   long long batch_stride;  // in elements; 0 where the rows of a ragged batch are numbered through
   long long row_stride, head_stride, entry_stride;
-  IntTable length;  // entries in use, of a sequence or a row of q; absent: topk
+  IntTable length;  // entries in use, of a sequence or a row of q; not given: topk
   int length_by_row;
   int topk;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // New tokens, which are not in the cache yet: the block with the first split of an output tile attends to them, in fp32
-// as the prologue leaves them, and appends them. Warp w takes tokens w', w' + kWarps.., w' = kWarps - 1 - w: warps with
+// after the prologue, and appends them. Warp w takes tokens w', w' + kWarps.., w' = kWarps - 1 - w: warps with
 // fewer queries first.
 //
 //   scratch <- k, v of a token | mainloop over the cache | row_max, row_sum, O <- token

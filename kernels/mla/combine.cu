@@ -115,7 +115,7 @@ __device__ __forceinline__ SplitStats split_scales(const float4 (&stats)[2], Sha
   }
   return {{new_row_max[0], new_row_max[1]}, {row_sum[0], row_sum[1]}};
 }
-// By the first warp, when nobody reads the row max before any more.
+// Called by the first warp, once all warps have read the row max.
 __device__ __forceinline__ void reduce_row_sum(const SplitStats& own, Shared& shared, bool first) {
   float row_sum[2] = {own.row_sum[0], own.row_sum[1]};
 #pragma unroll
@@ -202,7 +202,7 @@ __device__ __forceinline__ void combine_rows(const kernels::WorkTileParams& p, c
     bool first_loads = true;
 #pragma unroll 1
     for (int i = team.rank(); i < count || first_loads; i += kSplitsAtATime << team.shift) {
-      // Beyond the last split, loads the last one again: the compiler would wait for each load that is conditional.
+      // Beyond the last split, reloads the last one: the compiler would wait for each conditional load.
       float4 x[kSplitsAtATime];
       const unsigned bytes = step();
 #pragma unroll

@@ -67,8 +67,8 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
   sync_block_or_cluster();
 }
 
-// Says that this thread no longer touches the other block's shared memory. It comes before the output is stored, so
-// that nobody waits for those stores.
+// This thread no longer accesses the other block's shared memory. Comes before the output is stored: the release would
+// wait for those stores.
 __device__ __forceinline__ void cluster_arrive() {
   if constexpr (Config::kCluster > 1) {
     __syncwarp();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The dequant warps: three warps convert raw 8-bit tiles, which the producer copies, to 16-bit K and V, in rows
-// swizzled as the TMA writes them. They store per-token scales beside K, and zero rows of V that nobody may see.
+// swizzled as the TMA writes them. They store per-token scales beside K, and zero masked rows of V.
 #pragma once
 
 #include "prefill/dequant_elements.cuh"
@@ -55,7 +55,7 @@ class Dequantizer {
     ptx::wait_phase(smem_.raw_full(raw.stage), raw.phase);
     ptx::wait_phase(smem_.k_empty(pipe.stage), pipe.phase ^ 1);
     if (Config::kTokenScales) load_scales(work, kv_head, tile, pipe.stage);
-    // racecheck reports this beside Softmax::mask_edge(): it does not follow a thread's arrival for those that it met.
+    // racecheck reports this beside Softmax::mask_edge(): it does not model a thread that arrives for its whole warp.
     if (thread_ < static_cast<int>(sizeof(TileMask) / 4)) {
       ptx::store_shared_u32(smem_.mask(pipe.stage) + 4 * thread_,
                             ptx::load_shared_u32(smem_.raw_mask(raw.stage) + 4 * thread_));
@@ -101,7 +101,7 @@ class Dequantizer {
 #pragma unroll 1
     for (int key = thread_; key < Config::kKeys; key += kThreads) {
       const bool there = tile.start + key >= tile.low && tile.start + key < tile.high;
-      // racecheck reports these beside scale_columns(): it does not follow a thread's arrival for those that it met.
+      // racecheck reports these beside scale_columns(), likewise.
       smem_.scales(stage, false)[key] = there ? scale_of(p_, work, kv_head, tile.start + key, false) : 0.0f;
       smem_.scales(stage, true)[key] = there ? scale_of(p_, work, kv_head, tile.start + key, true) : 0.0f;
     }

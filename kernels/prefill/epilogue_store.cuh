@@ -46,7 +46,7 @@ __device__ __forceinline__ void store_permuted(const WorkTileParams& p, const Ac
 }
 
 // 16-bit rows through shared memory: 16 rows of 128 bytes for each 64 channels, blocks of channels kRows rows apart.
-// stmatrix writes accumulators there; rows leave in pieces of 16 bytes. The swizzle keeps the eight rows of a matrix,
+// stmatrix writes accumulators there; rows are stored 16 bytes at a time. The swizzle keeps the eight rows of a matrix,
 // and those of a load, in different banks.
 __device__ __forceinline__ void store_through_smem(const WorkTileParams& p, unsigned shared, const Accumulators& a,
                                                    const float (&factor)[2], const long long (&at)[2]) {

@@ -44,7 +44,7 @@ class Fp16Queries {
       const float scale = k_scale == 0.0f ? 0.0f : raise, times = k_scale < 0.0f ? -scale : scale;
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {
-        unsigned words[4];  // read again: registers are scarce
+        unsigned words[4];  // reloaded: registers are scarce
         ptx::load_shared_four(chunk_at(at, i), words);
 #pragma unroll
         for (unsigned& word : words) word = ptx::pack_f16(lower_of(word) * times, upper_of(word) * times);

@@ -56,7 +56,7 @@ class Mainloop : Softmax {
   }
 
   // Issues the first QK GEMM of the next work tile while the last PV GEMM of this one runs. Where there is none (any is
-  // false) it multiplies stale shared memory and nobody reads the result: wgmma in a conditional branch makes the
+  // false) it multiplies stale shared memory and the result is not read: wgmma in a conditional branch makes the
   // compiler serialize all products.
   __device__ __forceinline__ void start_next_qk(bool any, float (&s)[Config::kKeys / 2]) {
     const KDescriptor<kSingleForm> k = k_descriptor<kSingleForm>();

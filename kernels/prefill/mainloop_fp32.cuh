@@ -5,7 +5,7 @@
 //   O = O 2^(m - m') + (P_i V_i);   c = scale log2 e
 //
 // Of the nine products of three parts by three, six are computed; the others are below 2^-24 of the whole. The smallest
-// is added first, so that the largest parts meet few roundings of the accumulator (towards zero). For the same reason
+// is added first: the largest parts go through few roundings of the accumulator (towards zero). For the same reason
 // PV of a tile starts from zero and is added to O in fp32, which rescales O at no cost.
 //
 // A warpgroup overlaps nothing: its GEMMs take several times as long as its softmax, during which the other warpgroup
@@ -76,7 +76,7 @@ class MainloopFp32 {
   __device__ __forceinline__ static constexpr int right_part(int pair) {
     return pair == 1 ? 2 : pair == 2 || pair == 4 ? 1 : 0;
   }
-  // With wide O there are no registers for the rows: they are computed again for each tile.
+  // With wide O there are no registers for the rows: they are recomputed for each tile.
   static constexpr bool kKeepsRows = Config::kChannels <= 128;
   // Channels of O in one PV GEMM: as many as registers allow.
   static constexpr int kMostChannels = Config::kChannels < 128 ? Config::kChannels : 64;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recomputes rows with non-finite outputs. P is 0 where a row of the block may not see a key, but 0 times a NaN or
-// infinite V is NaN. Such rows are computed again key by key, from what they may see. This is slow, and needed only
+// infinite V is NaN. Such rows are recomputed key by key, from visible keys alone. This is slow, and needed only
 // where V has such values, or where scores rise by more than fp32 holds from one key tile to the next.
 #pragma once
 
@@ -28,7 +28,7 @@ class NonfiniteRows {
     }
   }
 
-  // Called by all lanes of the warp after the work tile, or its split, was stored. Stores the recomputed rows again.
+  // Called by all lanes of the warp after the work tile, or its split, was stored. Overwrites the recomputed rows.
   __device__ __forceinline__ void recompute(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                             const Rows& rows) const {
     if (!__any_sync(0xffffffffu, nonfinite_[0] || nonfinite_[1])) return;

@@ -98,7 +98,7 @@ __device__ __forceinline__ bool all_nonnegative(const float (&max)[2]) {
   return !__any_sync(0xffffffffu, (bits_of(max[0]) | bits_of(max[1])) < 0);
 }
 
-// row_max covers a thread's own keys until row_max_ref is updated or the work tile ends: each lane of a quad can tell
+// row_max covers a thread's own keys until row_max_ref is updated or the work tile ends: each lane of a quad can see
 // by itself whether an update is needed.
 constexpr bool kThreadRowMax = Rows::kPlain;
 

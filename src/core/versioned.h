@@ -44,7 +44,7 @@ void check_struct_size(const char* name, uint64_t size, uint64_t first);
 void check_unknown_bytes(const char* name, const void* given, uint64_t size, uint64_t known);
 
 // A caller's struct in the version that this library knows: the struct itself where sizes agree, else a copy that is
-// filled with 0, which means absent in every field.
+// filled with 0, which means "not given" in every field.
 template <class Struct>
 class Known {
   static_assert(std::is_trivially_copyable_v<Struct> && kFirstSize<Struct> > 0 && sizeof(Struct) >= kFirstSize<Struct>);

@@ -80,7 +80,6 @@ void pack_v_bf16(const bf16_t* const* rows, int n, int dv, bf16_t* out, int ld) 
 }
 
 // --- Softmax, as in kernels_softmax-inl.h
-// -------------------------------------------------------------------------------------
 
 namespace {
 

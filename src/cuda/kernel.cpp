@@ -58,7 +58,7 @@ class KnownKernels {
     const CompiledKernel* kernel;
   };
 
-  // Hashes entry and defines: they tell kernels apart.
+  // Hashes entry and defines, in which kernels differ most.
   static size_t hash(const KernelSpec& spec) {
     size_t h = std::hash<std::string>()(spec.entry);
     for (const auto& [macro, value] : spec.defines)

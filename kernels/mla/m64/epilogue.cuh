@@ -27,7 +27,7 @@ __device__ __forceinline__ void store_out(const WorkTileParams& p, const WorkTil
                                       Config::kDequant ? own(a.row_sum) : row_sum, math_warpgroup() == 0);
   }
   __syncwarp();
-  // Few instructions on the common path: they are fetched anew for each work tile.
+  // The common path is short, because its instructions miss the instruction cache in each work tile.
   const int channel = math_warpgroup() * Config::kChannels;
   if (common::is_16_bit(Config::kOutType) && p.store_vectors) {
 #pragma unroll

@@ -142,8 +142,8 @@ class Mainloop {
       qk_gemm(second, s, [] {});
     } else {
       qk_gemm(second, s, [] {});
-      // There is nothing to wait for, but ptxas must be told so. Else it adds a wait where O is rescaled beside S
-      // (C7517), which only some warps of the warpgroup would reach. It counts the wgmma groups of each slice.
+      // Waits for nothing, because fewer groups are pending. Without it ptxas adds a wait where O is rescaled beside S
+      // (C7517), which only some warps of the warpgroup would reach.
       ptx::wgmma_wait<kSlices>();
       ptx::pin(a.o);
       pv_gemm_p0(v0, a);

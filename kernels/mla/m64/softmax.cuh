@@ -84,7 +84,7 @@ __device__ __forceinline__ void finalize_softmax(const Smem& smem, float scale, 
   const int warpgroup = math_warpgroup();
   // racecheck reports the stores beside receive_p()'s loads, and beside those below: the warps of a pair sync between
   // them.
-  ptx::named_barrier_sync(warp_pair(), 64);  // nobody reads P any more
+  ptx::named_barrier_sync(warp_pair(), 64);  // all warps of the pair have read P
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 1);

@@ -34,7 +34,7 @@ class DequantProducer {
   __device__ __forceinline__ DequantProducer(const WorkTileParams& p, const Smem& smem)
       : p_(p), smem_(smem), thread_(Config::kRegisterStaged ? shuffled_thread() : ptx::kept(threadIdx.x)) {}
 
-  // Through a shuffle: ptxas would read threadIdx again wherever it is used, 100 clocks each.
+  // Through a shuffle: else ptxas reads threadIdx wherever it is used, 100 clocks each.
   __device__ __forceinline__ static unsigned shuffled_thread() {
     return __shfl_sync(0xffffffffu, threadIdx.x, static_cast<int>(threadIdx.x % 32));
   }

@@ -74,8 +74,8 @@ class SwapAbQkGemm {
       if (t == 0) ptx::store_shared_u32(smem_.q_factor(group, query), 254 - up << 23);
 #pragma unroll
       for (int i = 0; i < kBlocksOfGroup; ++i) {
-        // The order of channels that ldmatrix gives codes: of each 16 channels, places 2 t and 2 t + 1 have 4 t and 4 t
-        // + 1, and the places eight further have the next two.
+        // The order of channels in which ldmatrix returns 8-bit codes: in each 16 channels, positions 2 t and 2 t + 1
+        // have channels 4 t and 4 t + 1, and the positions eight further have the next two.
         const unsigned at = smem_.q(group * 2 + i / 4) + query * 128 + 4 * t;
         ptx::store_shared_u32(at + ((i % 4 * 2) ^ g) * 16, scaled(x[i].x, factor));
         ptx::store_shared_u32(at + ((i % 4 * 2 + 1) ^ g) * 16, scaled(x[i].y, factor));

@@ -126,7 +126,7 @@ std::string no_vectors(const Problem& p) {
   return "";
 }
 
-// Why the blocks of an output tile are not a cluster, which would save a launch; "" if they are one.
+// Why the blocks of an output tile do not form a cluster, which would save a launch; "" if they do.
 std::string no_clusters(const Problem& p, const DeviceShape& device, int64_t output_tiles) {
   constexpr int64_t kClusterKeys =
       16384;  // beyond, the multiprocessors that clusters leave idle cost more than a launch less saves

@@ -19,7 +19,7 @@ Problem without_prologue(const Problem& p) {
   return attention::has_prologue(p) ? attention::after_prologue(p, nullptr) : p;
 }
 
-// Launches both schedules, then both kernels, on one stream. A kernel that no sequence needs ends at once. The prologue
+// Launches both schedules, then both kernels, on one stream. A kernel without sequences exits at once. The prologue
 // runs once, before them.
 class MixedPlan final : public KernelPlan {
  public:
