@@ -86,7 +86,8 @@ bool same_rows(const attune_tensor& out, const attune_tensor& in) {
     }
     return true;
   }
-  // Elements of different sizes: rows must be contiguous, begin at the same addresses, and not overlap at the larger size.
+  // Elements of different sizes: rows must be contiguous, begin at the same addresses, and not overlap at the larger
+  // size.
   const attune_tensor& wider = dtype_size(out.dtype) > dtype_size(in.dtype) ? out : in;
   for (int i = 0; i <= last; ++i) {
     if (out.shape[i] != in.shape[i] || (i < last && byte_stride(out, i) != byte_stride(in, i))) return false;

@@ -324,8 +324,7 @@ void check_alignment(const Problem& p, const Config& c) {
 
 void check_run(const Problem& p, const Config& c) {
   check_alignment(p, c);
-  const std::string why = refusal(p);
-  require(why.empty(), "attention differs from its plan: kernel cuda_decode does not take ", why);
+  attention::require_still_taken("cuda_decode", refusal(p));
   attention::check_ranges(p, c.mask);
   require(c.load != Load::kTiles || choose_load(p, cache_alignment(p)) == Load::kTiles, "cache.page_size is ",
           p.cache.page_size, "; the plan was made for pages of multiples of ", kKeysOfWarp, " tokens");

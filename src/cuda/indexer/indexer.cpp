@@ -40,10 +40,7 @@ const CompiledKernel& find(const std::array<int, 12>& config, int32_t device, Ma
 
 LaunchConfig launch_of(int64_t blocks, int threads, size_t shared_bytes, void* stream) {
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
-  LaunchConfig launch{.shared_bytes = static_cast<uint32_t>(shared_bytes), .programmatic = true, .stream = stream};
-  launch.grid[0] = static_cast<uint32_t>(std::clamp<int64_t>(blocks, 1, kMostBlocks));
-  launch.block[0] = static_cast<uint32_t>(threads);
-  return launch;
+  return programmatic(std::clamp<int64_t>(blocks, 1, kMostBlocks), threads, stream, shared_bytes);
 }
 
 // What the launches of a run share.
