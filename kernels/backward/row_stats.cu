@@ -84,9 +84,7 @@ struct EightLanes {
       const uint4 y = *reinterpret_cast<const uint4*>(dout + 16 * piece);
       sum += product(x.x, y.x) + product(x.y, y.y) + (product(x.z, y.z) + product(x.w, y.w));
     }
-#pragma unroll
-    for (int step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    return sum;
+    return sum_of_lanes<8>(sum);
   }
 };
 

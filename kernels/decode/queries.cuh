@@ -3,6 +3,7 @@
 // S^T = K Q^T.
 #pragma once
 
+#include "common/reduce.cuh"
 #include "decode/prologue.cuh"
 #include "ptx/async_copy.cuh"
 #include "scheduler/stream_k_range.cuh"
@@ -53,9 +54,7 @@ __device__ __forceinline__ float scale_up(float largest) {
   if constexpr (Config::kComputeType != common::kFloat16 || Config::kQType == common::kFloat16) {
     return 1.0f;
   } else {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-    return query_scale(largest);
+    return query_scale(common::max_of_lanes(largest));
   }
 }
 

@@ -206,8 +206,7 @@ __device__ __forceinline__ void combine_row(const WorkTileParams& p, const WorkT
   };
   float max = -ptx::infinity();
   for (int i = lane; i < t.num_splits; i += 32) max = fmaxf(max, stats(i).x);
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
+  max = common::max_of_lanes(max);
   const float row_max_ref = finite_row_max(max);
   float row_sum = 0;
   float2 o[kPairs] = {};

@@ -129,10 +129,7 @@ class Mainloop : Softmax {
   // Sums row_sum over the quad of lanes that share a row.
   __device__ __forceinline__ static void reduce_row_sum(Accumulators& a) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 1);
-      a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 2);
-    }
+    for (float& row_sum : a.row_sum) row_sum = quad_sum(row_sum);
   }
   // row_max in base 2, row_sum relative to it, and o_scale. O itself is only multiplied by v_scale, where there is one.
   __device__ __forceinline__ void finalize(Accumulators& a, float v_scale = 1.0f,

@@ -62,8 +62,7 @@ class MainloopFp32 {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       a.o_scale[h] = 1.0f;
-      a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 1);
-      a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 2);
+      a.row_sum[h] = common::quad_sum(a.row_sum[h]);
     }
   }
 
@@ -150,8 +149,7 @@ class MainloopFp32 {
       float top = s[2 * h];
 #pragma unroll
       for (int j = 1; j < Config::kKeys / 4; ++j) top = fmaxf(top, s[j / 2 * 4 + 2 * h + j % 2]);
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      top = common::quad_max(top);
       const float before = a.row_max[h];
       a.row_max[h] = fmaxf(before, top * c_);
       const float row_max_ref = finite_row_max(a.row_max[h]);

@@ -123,9 +123,7 @@ class NonfiniteRows {
           s = Rows::score_of(p, s, terms, key, static_cast<float>(position - key));
           if (s == -ptx::infinity()) k.data = nullptr;  // P is 0, so V must not count either
         }
-        float new_max = fmaxf(row_max, s);
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) new_max = fmaxf(new_max, __shfl_xor_sync(0xffffffffu, new_max, step));
+        const float new_max = common::max_of_lanes(fmaxf(row_max, s));
         const float row_max_ref = finite_row_max(new_max), rescale = ptx::exp2_approx(row_max - row_max_ref);
         const float own_p = ptx::exp2_approx(s - row_max_ref);
         row_max = new_max;

@@ -241,8 +241,7 @@ class Softmax {
 #pragma unroll
       for (int j = 0; j < Config::kKeys / 8; ++j)
         top = max(max(top, bits_of(s[4 * j + 2 * h])), bits_of(s[4 * j + 2 * h + 1]));
-      top = max(top, __shfl_xor_sync(0xffffffffu, top, 1));
-      top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      top = quad_max(top);
       if (top <= bits_of(kMaxP)) continue;
       const int powers = min((top >> 23) - 127, 126);
       const float factor = __uint_as_float(static_cast<unsigned>(127 - powers) << 23);

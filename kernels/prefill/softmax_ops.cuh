@@ -102,12 +102,6 @@ __device__ __forceinline__ bool all_nonnegative(const float (&max)[2]) {
 // by itself whether an update is needed.
 constexpr bool kThreadRowMax = Rows::kPlain;
 
-// The max over the quad of lanes that share a row.
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-
 // Updates row_max with this tile. nonnegative: all_nonnegative(a.row_max), unused in a first tile.
 template <int kCount, bool kFirst>
 __device__ __forceinline__ void update_row_max(const Rows& rows, int start, const float (&s)[Config::kKeys / 2],
