@@ -43,7 +43,7 @@ struct Config : ProblemConfig {
   static constexpr int kThreads = kernels::mla_threads(kProducer, kCluster),
                        kProducerThreads = kThreads - 32 * kMathWarps;
   static constexpr int kWorkReaders = kThreads / 32 - 1;  // warps, without the one that writes
-  // Packed rows in a cluster: codes of the next tile wait in registers (mla/producers/dequant_registers.cuh).
+  // Packed rows in a cluster: fp8 of the next tile wait in registers (mla/producers/dequant_registers.cuh).
   static constexpr bool kRegisterStaged = kDequant && kCluster > 1;
   // Gathered sparse rows and TMA boxes: warpgroup 1 publishes P while a PV GEMM still runs. Gathered sparse rows:
   // warpgroup 0 also issues the next QK GEMM early (mla/m64/mainloop.cuh). Both take registers.
@@ -57,7 +57,7 @@ struct Config : ProblemConfig {
   static constexpr int kMaskWords = kTma ? 2 : 8;
   static constexpr ptx::Type kMmaType = kType == common::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
 
-  static_assert(kCluster == 1 || (kCluster == 2 && (kDequant || kTma)), "pairs of blocks share boxes or codes");
+  static_assert(kCluster == 1 || (kCluster == 2 && (kDequant || kTma)), "pairs share TMA boxes or dequantized rows");
   static_assert(!(kSparse && kTma), "boxes hold neighbours");
   static_assert(!(kSparse && KeyMask::kAny), "lists say which keys are seen");
 };

@@ -80,11 +80,11 @@ __device__ __forceinline__ void convert_and_store_row(const StoreParams& p, cons
       amax = common::max_of_lanes<kGroupLanes>(amax);
       of_step[i] = common::mla_scale<kFormat>(amax, power_of_two);
       if (d < Mla::kNope) {
-        float codes[kRun];
+        float scaled[kRun];
 #pragma unroll
-        for (int k = 0; k < kRun; ++k) codes[k] = x[k];
-        common::divide_by_scale<kFormat>(codes, amax, of_step[i], power_of_two);
-        common::store_run<kRun>(common::kE4m3, common::encode_run<kRun>(common::kE4m3, codes),
+        for (int k = 0; k < kRun; ++k) scaled[k] = x[k];
+        common::divide_by_scale<kFormat>(scaled, amax, of_step[i], power_of_two);
+        common::store_run<kRun>(common::kE4m3, common::encode_run<kRun>(common::kE4m3, scaled),
                                 global(r.address.row + d), 1, true);
       }
     }

@@ -186,12 +186,12 @@ __device__ __forceinline__ void store_plain(const StoreParams& p, const Units& u
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
       if (side == 1 && unit.second < 0) continue;
-      float codes[kWidth];
+      float scaled[kWidth];
 #pragma unroll
-      for (int k = 0; k < kWidth; ++k) codes[k] = x[u][side][k];
-      if (mode != ScaleMode::kNone) over.divide(codes);
+      for (int k = 0; k < kWidth; ++k) scaled[k] = x[u][side][k];
+      if (mode != ScaleMode::kNone) over.divide(scaled);
       store(plane, dtype, r.cache, side == 0 ? unit.first : unit.second,
-            kCopies ? r.raw[u][side] : common::encode_run<kWidth>(dtype, codes));
+            kCopies ? r.raw[u][side] : common::encode_run<kWidth>(dtype, scaled));
     }
   }
 }
@@ -263,11 +263,11 @@ __device__ __forceinline__ void store_packed(const StoreParams& p, const Units& 
       if (d < 0) continue;
       if (d < Mla::kNope) {
         const common::Divider over(scale[u][side]);
-        float codes[kWidth];
+        float scaled[kWidth];
 #pragma unroll
-        for (int k = 0; k < kWidth; ++k) codes[k] = x[u][side][k];
-        over.divide(codes);
-        common::store_run<kWidth>(common::kE4m3, common::encode_run<kWidth>(common::kE4m3, codes), global(r.cache + d),
+        for (int k = 0; k < kWidth; ++k) scaled[k] = x[u][side][k];
+        over.divide(scaled);
+        common::store_run<kWidth>(common::kE4m3, common::encode_run<kWidth>(common::kE4m3, scaled), global(r.cache + d),
                                   1, kVector);
       } else {
         common::store_halves<kWidth>(common::encode_run<kWidth>(common::kBFloat16, x[u][side]),
