@@ -4,7 +4,7 @@
 
 #include "backward/backward_params.h"
 #include "common/element.cuh"
-#include "common/reduce.cuh"
+#include "common/lanes.cuh"
 #include "scheduler/work_tiles.cuh"
 
 namespace attune::backward {

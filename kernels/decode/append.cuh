@@ -4,7 +4,7 @@
 #pragma once
 
 #include "common/kv_codec.cuh"
-#include "common/reduce.cuh"
+#include "common/lanes.cuh"
 #include "decode/config.cuh"
 #include "decode/slot.cuh"
 

@@ -7,7 +7,7 @@
 // so the result has the same bits every time, whichever block combines.
 #pragma once
 
-#include "common/reduce.cuh"
+#include "common/lanes.cuh"
 #include "decode/epilogue.cuh"
 #include "ptx/atomic.cuh"
 #include "scheduler/stream_k_partition.cuh"

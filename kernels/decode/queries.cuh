@@ -3,7 +3,7 @@
 // S^T = K Q^T.
 #pragma once
 
-#include "common/reduce.cuh"
+#include "common/lanes.cuh"
 #include "decode/prologue.cuh"
 #include "ptx/async_copy.cuh"
 #include "scheduler/stream_k_range.cuh"

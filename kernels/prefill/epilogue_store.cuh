@@ -4,7 +4,7 @@
 #pragma once
 
 #include "common/finish.cuh"
-#include "common/quad.cuh"
+#include "common/lanes.cuh"
 #include "prefill/accumulators.cuh"
 #include "ptx/atomic.cuh"
 #include "ptx/barrier.cuh"

@@ -12,7 +12,7 @@
 // Order. 1. One thread a token computes its sequence, position and addresses, in shared memory. 2. A thread stays with
 // a token for several heads, and keeps its cosines and sines in registers; it loads its runs of ATTUNE_ROWS rows, then
 // converts and stores them row by row. A whole row is read before any of it is written: outputs may alias the inputs.
-#include "common/reduce.cuh"
+#include "common/lanes.cuh"
 #include "ptx/grid.cuh"
 #include "rows/addresses.cuh"
 

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "cpu/attention_item.h"
-#include "cpu/attention_rows.h"
 #include "cpu/kernels_prefetch.h"
 
 namespace attune::cpu {

@@ -4,7 +4,6 @@
 
 #include "core/integers.h"
 #include "cpu/attention_item.h"
-#include "cpu/attention_rows.h"
 #include "cpu/kernels_prefetch.h"
 
 namespace attune::cpu {

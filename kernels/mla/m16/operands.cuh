@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/finish.cuh"
-#include "common/reduce.cuh"
+#include "common/lanes.cuh"
 #include "mla/m16/config.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"

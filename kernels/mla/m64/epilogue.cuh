@@ -3,7 +3,7 @@
 // as the partial output of a split, which mla/combine.cu merges.
 #pragma once
 
-#include "common/quad.cuh"
+#include "common/lanes.cuh"
 #include "mla/m64/mainloop.cuh"
 #include "mla/partial_out.cuh"
 

@@ -2,7 +2,7 @@
 // The online softmax of the two math warpgroups: row max, P and row sum of a tile, and the statistics of a whole row.
 #pragma once
 
-#include "common/reduce.cuh"
+#include "common/lanes.cuh"
 #include "mla/m64/mask.cuh"
 #include "ptx/convert.cuh"
 

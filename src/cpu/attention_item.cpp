@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cpu/attention_rows.h"
+#include "cpu/attention_item.h"
 
 #include <algorithm>
 #include <cmath>

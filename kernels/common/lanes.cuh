@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reductions over lanes of a warp: every lane gets the result, in an order that is always the same.
+// Reductions and exchanges over lanes of a warp. Every lane gets a result, in an order that is always the same.
 #pragma once
 
 namespace attune::common {
@@ -31,6 +31,29 @@ __device__ __forceinline__ Int quad_max(Int x) {
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+// Transposes a 4 x 4 matrix over four lanes: r[i] of lane t becomes r[t] of lane i.
+__device__ __forceinline__ void transpose_quad(unsigned (&r)[4]) {
+  const bool odd = threadIdx.x % 2 != 0, upper = threadIdx.x % 4 >= 2;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const unsigned got = __shfl_xor_sync(0xffffffffu, odd ? r[i] : r[i + 1], 1);
+    if (odd) {
+      r[i] = got;
+    } else {
+      r[i + 1] = got;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const unsigned got = __shfl_xor_sync(0xffffffffu, upper ? r[i] : r[i + 2], 2);
+    if (upper) {
+      r[i] = got;
+    } else {
+      r[i + 2] = got;
+    }
+  }
 }
 
 }  // namespace attune::common
