@@ -53,8 +53,7 @@ __device__ __forceinline__ unsigned stamp_of_list(const AttentionParams& p, cons
   return sum;
 }
 
-// Adds the batch's stamp to *sum, in shared memory. Threads 0 to threads - 1, whole warps, take part. kSparse: keys
-// come from index lists.
+// Adds the batch's stamp to *sum, in shared memory. threads: in whole warps, from 0. kSparse: keys by index lists.
 template <bool kSparse = false, class Params>
 __device__ __forceinline__ void add_stamps(const Params& p, int thread, int threads, unsigned* sum) {
   unsigned mine = 0;

@@ -196,8 +196,7 @@ struct NewTokens {
   }
 };
 
-// Scales O by the scale of cached values per tensor or head. New values do not have it, so it cannot wait for the
-// epilogue.
+// Scales O by the scale of cached values per tensor or head before new values, which lack it, are added.
 __device__ __forceinline__ void scale_cached_values(const AttentionParams& p, int head, AttentionState& state) {
   if (p.v_scale.mode != ScaleMode::kTensor && p.v_scale.mode != ScaleMode::kHead) return;
   const float scale = p.v_scale.data[p.v_scale.mode == ScaleMode::kTensor ? 0 : head * p.v_scale.head_stride];
@@ -212,8 +211,7 @@ __device__ __forceinline__ void scale_cached_values(const AttentionParams& p, in
   }
 }
 
-// Appends all new tokens of one sequence and head that the cache keeps. Called by a whole block when every reader is
-// done.
+// Appends the new tokens of one sequence and head. Called by a whole block once all readers are done.
 __device__ __forceinline__ void append_sequence(const AttentionParams& p, int batch, int head, const Sequence& s,
                                                 SharedStorage& shared) {
   const NewTokens tokens(shared);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The packed query rows of a split: loaded and rounded once by the block, then read by each warp as the B operand of
-// S^T = K Q^T.
+// The packed query rows of a split, loaded and rounded once by the block: the B operand of S^T = K Q^T.
 #pragma once
 
 #include "common/lanes.cuh"

@@ -232,8 +232,7 @@ struct Row {
     }
   }
 
-  // Called by all blocks of the cluster. candidates: their number in all blocks; 0: T is known. Returns how many keys
-  // were selected.
+  // Called by all blocks of the cluster. candidates: of all blocks; 0: T is known. Returns the number of keys selected.
   __device__ __forceinline__ int write_all(const Keys& keys, int candidates, Threshold& t,
                                            SharedStorage& shared) const {
     const bool one_span = keys.end <= Config::kSpan;

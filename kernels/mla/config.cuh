@@ -33,8 +33,7 @@ struct Config : ProblemConfig {
   static constexpr int kChunkBytes = kernels::kMlaChunkBytes, kTileBytes = kChunks * kChunkBytes;
   // Each of the two math warpgroups has half of V's channels.
   static constexpr int kMathWarps = 8, kChannels = kHeadDimV / 2;
-  // Cluster size: blocks with neighbouring head tiles of one work tile, which share the keys that they copy or
-  // dequantize.
+  // Cluster size: blocks with neighbouring head tiles of one work tile share copied or dequantized keys.
   static constexpr int kCluster = ATTUNE_CLUSTER;
   // Stores by threads must be made visible to wgmma (async proxy). The consumers fence, unless the copy engine reads
   // the rows too: then the producers have fenced.
@@ -71,8 +70,7 @@ constexpr int kSlices = kernels::kMlaSlices;
 __device__ __forceinline__ constexpr Slice slice_at(int i) {
   return i == 0 ? Slice{Config::kChunksV, Config::kChunks - Config::kChunksV} : Slice{2 * i - 2, 2};
 }
-// Whether the barriers are of halves of V. Then tiles of warpgroup 1 get that half first that warpgroup 1 frees itself:
-// it is free earlier.
+// Whether barriers are of halves of V. Then tiles of warpgroup 1 get first the half that it frees itself, earlier.
 constexpr bool kSignalByHalf = Config::kGather || Config::kRegisterStaged;
 // The order in which slices arrive. second: in a tile of warpgroup 1.
 __device__ __forceinline__ constexpr int slice_in_order(int i, bool second) {
@@ -86,8 +84,7 @@ __device__ __forceinline__ constexpr bool has_full_barrier(int slice) {
 __device__ __forceinline__ constexpr int barrier_of(int slice) { return kSignalByHalf ? (slice + 1) / 2 * 2 : slice; }
 // The slice whose "full" barrier covers the mask.
 constexpr int kMaskSlice = slice_at(0).count != 0 ? 0 : 2;
-// Regions of a stage, each with an "empty" barrier: 0 is what only K has, 1 and 2 are the halves of V. Slice i lies in
-// region half_of(i).
+// Regions of a stage, each with an empty barrier: 0 has the rope channels, 1 and 2 halves of V; slice i: half_of(i).
 constexpr int kKOnly = 0;
 __device__ __forceinline__ constexpr int half_of(int slice) { return (slice + 1) / 2; }
 

@@ -50,8 +50,7 @@ class Dequantizer {
     if (!tile.cached) return;
     const PipelineState raw = raw_pipe_;
     raw_pipe_.next<Config::kRawStages>();
-    // The producer copies raw tiles after all earlier dense tiles have their stages: then the phase of k_empty never
-    // lags by two.
+    // The producer copies raw tiles after all earlier dense tiles have stages, so k_empty never lags by two phases.
     ptx::wait_phase(smem_.raw_full(raw.stage), raw.phase);
     ptx::wait_phase(smem_.k_empty(pipe.stage), pipe.phase ^ 1);
     if (Config::kTokenScales) load_scales(work, kv_head, tile, pipe.stage);

@@ -36,8 +36,7 @@ class Mainloop : Softmax {
     q_ = q_descriptor(0);
   }
 
-  // Issues the first QK GEMM of a work tile. Not where both dense and cache-form tiles may follow: run() issues it
-  // then.
+  // Issues the first QK GEMM of a work tile, except where both dense and cache-form tiles may follow (see run()).
   __device__ __forceinline__ void start_first_qk(const WorkTile& work, int kv_head, float (&s)[Config::kKeys / 2]) {
     if constexpr (kTwoForms) {
       factor_[0] = factor_[1] = c_;
@@ -230,8 +229,7 @@ class Mainloop : Softmax {
         if (i >= retry_end && !redo && !holds_barrier && p_.max_logits == nullptr) {
           int limit[2];
           find_limits(a, limit);
-          // The loop condition must be warp-uniform for the compiler: else each group of exponentials costs 40 clocks
-          // more.
+          // The loop condition must be warp-uniform, else each group of exponentials costs 40 clocks more.
           const TileSpan full = {__shfl_sync(0xffffffffu, whole.begin, 0), __shfl_sync(0xffffffffu, whole.end, 0)};
           if (math_thread() % 128 == 0) ptx::store_shared_two(smem_.over_cap(group_, 0), 0, 0);
           if (may_run_small && full.has(i) && !any_of_group(limit[0] < 0 || limit[1] < 0)) {

@@ -118,8 +118,7 @@ class MainloopFp8 {
   static constexpr float kMaxP = 448;
   // row_max_ref of a row that has seen no key. P against it is 0, as all scores are -inf.
   static constexpr float kNoRowMax = -3e38f;
-  // Exponentials of a group; groups before the wait for the PV GEMM; registers of PV added to O beside each later
-  // group.
+  // Exponentials of a group; groups before the wait for the PV GEMM; registers of PV added beside each later one.
   static constexpr int kExpGroup = 8, kExpGroups = Config::kKeys / 2 / kExpGroup, kGroupsBeforePv = kExpGroups / 2;
   static constexpr int kPvAdded = Config::kChannels / 2 / (kExpGroups - kGroupsBeforePv);
 

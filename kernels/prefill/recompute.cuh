@@ -11,8 +11,7 @@ namespace attune::prefill {
 
 class NonfiniteRows {
  public:
-  // Whether row_sum is looked at: with a deferred max, P of one tile may be finite and its sum infinite; P in e4m3 is
-  // always finite.
+  // Whether row_sum is tested: with a deferred max finite P may have an infinite sum; P in e4m3 is always finite.
   static constexpr bool kLooksAtSum = Config::kFp8 || Config::kDeferredMax || Config::kDeferredMaxSoftcap;
 
   // Finds the thread's rows with a non-finite output, or a non-finite row_sum where O may be finite beside it.

@@ -13,8 +13,7 @@ class Softmax {
   __device__ __forceinline__ Softmax(const WorkTileParams& p, const Smem& smem)
       : p_(p), smem_(smem), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {}
 
-  // A work tile may have dense tiles and tiles in the cache's form. The dense ones come first and use q in its own
-  // type.
+  // A work tile may have dense tiles and tiles in the cache's form. Dense ones come first and use q's own type.
   static constexpr bool kTwoForms = (Config::kQuantized || Config::kXpacked) && Config::kDense;
 
   // O is rescaled only where P would exceed 2^kRescaleThreshold, which is rare after the first tile. The largest P is
@@ -136,8 +135,7 @@ class Softmax {
     return true;
   }
 
-  // Updates row_max_ref of rows whose row_max is too far above it, in a first tile of all rows. Returns whether one of
-  // the warp was updated.
+  // Updates row_max_ref where row_max is too far above it, in a first tile always. Returns whether any in the warp was.
   template <bool kCacheForm, bool kFirst>
   __device__ __forceinline__ bool update_row_max_ref(float (&rescale)[2], Accumulators& a) const {
     const auto is_far = [&](int h) {

@@ -74,8 +74,7 @@ __device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys 
   }
 }
 
-// The max over this thread's scores of row h and, without slopes, x. Several chains, as too few warps run to hide the
-// latency of one.
+// The max over this thread's scores of row h and, without slopes, x. Several chains hide latency: warps are few.
 template <int kCount, class T, class Bits, class Max>
 __device__ __forceinline__ T thread_row_max(const float (&s)[Config::kKeys / 2], int h, T x, const Bits& bits,
                                             const Max& largest) {

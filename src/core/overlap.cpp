@@ -15,8 +15,7 @@ int64_t byte_stride(const attune_tensor& t, int axis) {
   return t.shape[axis] > 1 ? t.stride[axis] * dtype_size(t.dtype) : 0;
 }
 
-// Bytes from the first element to the end of the last, along the axes whose stride is no multiple of period (0: all
-// axes).
+// Bytes from the first element to the end of the last, along axes whose stride is no multiple of period (0: all).
 int64_t span(const attune_tensor& t, int64_t period) {
   int64_t bytes = dtype_size(t.dtype);
   for (int i = 0; i < t.rank; ++i) {
@@ -86,8 +85,7 @@ bool same_rows(const attune_tensor& out, const attune_tensor& in) {
     }
     return true;
   }
-  // Elements of different sizes: rows must be contiguous, begin at the same addresses, and not overlap at the larger
-  // size.
+  // Elements of different sizes: contiguous rows at the same addresses that do not overlap at the larger size.
   const attune_tensor& wider = dtype_size(out.dtype) > dtype_size(in.dtype) ? out : in;
   for (int i = 0; i <= last; ++i) {
     if (out.shape[i] != in.shape[i] || (i < last && byte_stride(out, i) != byte_stride(in, i))) return false;

@@ -9,8 +9,7 @@
 namespace attune::cpu {
 namespace {
 
-// Rows of a tile are masked and multiplied in blocks, so that a block above the diagonal does not pay for the columns
-// below it.
+// Rows of a tile are masked and multiplied in blocks: a block above the diagonal skips the columns below it.
 constexpr int kRowBlock = 32;
 
 void pack_tile(const Problem& p, const Compute& compute, const KvTile& tile, Scratch& scratch) {
@@ -90,8 +89,7 @@ void prefill_pass(const ScoreRows& rows, const TileSource& source, const Compute
         continue;
       }
       bool visible[kRowBlock * kMaxTileN];
-      // bf16 products take columns in pairs: with an odd number the next value is multiplied by 0, so it is checked
-      // too.
+      // bf16 products take columns in pairs: an odd one multiplies the next value by 0, so that is checked too.
       scratch.tile->n = bf16 ? std::min(n, columns + columns % 2) : columns;
       const bool skip_masked = recompute && v_nonfinite(p, compute, compute.tile, tile);
       scratch.tile->n = columns;

@@ -69,8 +69,7 @@ struct Sizes {
     rows = std::max<int64_t>(rows, 1);
     const int64_t by_keys = ceil_div(op.max_seqlen_kv, kPieceKeys);
     max_pieces = threads == 1 ? 1 : std::clamp<int64_t>(by_keys, 1, kItemsPerThread * threads);
-    // A run of n blocks cuts each into at most kItemsPerThread * threads / n + 1 pieces; with n >= 2 * threads it cuts
-    // none.
+    // A run of n blocks cuts each into at most kItemsPerThread * threads / n + 1 pieces; none if n >= 2 * threads.
     max_lists = max_pieces == 1 || !op.selects()
                     ? 0
                     : std::min(op.total_q * max_pieces, rows * (kItemsPerThread + 2) * threads);

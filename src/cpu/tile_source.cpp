@@ -139,8 +139,7 @@ void TileSource::load_sparse(const Sequence& s, int64_t b, int64_t q_row, int64_
   }
 }
 
-// Calls emit(i, k, v, run) for every run of the cached columns [i, end) whose tokens share a page: one look-up serves
-// them all.
+// Calls emit(i, k, v, run) for every run of cached columns in [i, end) that share a page, by one look-up.
 template <class Emit>
 void for_each_run(const KvCache& c, int64_t b, int64_t first, int i, int end, Emit&& emit) {
   while (i < end) {
@@ -206,8 +205,7 @@ void TileSource::load_factors(int64_t b, int64_t kv_head, int64_t first, int beg
   });
 }
 
-// Reads the scales of each token and head, for all heads of the item and the columns [first, first + n), in the order
-// of memory.
+// Reads the scales by token and head, of all heads of the item and columns [first, first + n), in memory order.
 void TileSource::gather_factors(const Item& item, int64_t first, int n, float* factors) const {
   const KvCache& c = p_.cache;
   for_each_run(c, item.sequence, first, 0, n, [&](int at, KvSlot k, KvSlot v, int run) {
@@ -246,8 +244,7 @@ bool TileSource::next_head(const Item& item, int h, int64_t first, Scratch& scra
   return true;
 }
 
-// Prefetches the scales of `count` tokens from slot on, if each token has its own. Those of all heads of a token lie in
-// a line or two.
+// Prefetches scales by token of `count` tokens from slot on. Those of all heads of a token are a line or two.
 void prefetch_scales(const KvScale& scale, KvSlot slot, int64_t kv_head, int count) {
   if (scale.mode != KvScale::Mode::kTokenHead) return;
   const float* from = scale.at(slot.page, slot.offset, kv_head);

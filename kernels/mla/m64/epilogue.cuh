@@ -91,8 +91,7 @@ __device__ __forceinline__ float* own_stats(const WorkTileParams& p, const WorkT
                           math_warpgroup());
 }
 
-// Stores O relative to row_max_ref. nonfinite: rows that have, or may have, an element that is not finite; only set for
-// fp16 partials.
+// Stores O relative to row_max_ref. nonfinite, set for fp16 partials only: rows that may have a NaN or infinity.
 __device__ __forceinline__ void store_partial(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                               const Accumulators& a, bool (&nonfinite)[2]) {
   const unsigned thread = ptx::kept(threadIdx.x) % 128, lane = thread % 32;

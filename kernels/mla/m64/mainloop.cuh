@@ -238,8 +238,7 @@ class Mainloop {
     if (Config::kConsumerFence) ptx::fence_async_proxy();
   }
 
-  // racecheck reports these stores beside receive_p()'s loads: it does not follow bar.arrive, for which the other warp
-  // waits.
+  // racecheck reports these stores beside receive_p()'s loads: it does not model bar.arrive.
   __device__ __forceinline__ void publish_p(const unsigned (&p_regs)[Softmax::kPRegs], const Accumulators& a) const {
     const int thread = threadIdx.x % 128;
     if (threadIdx.x % 4 == 0) {

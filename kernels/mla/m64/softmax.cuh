@@ -81,8 +81,7 @@ struct Softmax {
 // to it. O stays relative to row_max_ref; rescale: its factor. scale: from S to scores in base 2.
 __device__ __forceinline__ void finalize_softmax(const Smem& smem, float scale, Accumulators& a, float (&rescale)[2]) {
   const int warpgroup = math_warpgroup();
-  // racecheck reports the stores beside receive_p()'s loads, and beside those below: the warps of a pair sync between
-  // them.
+  // racecheck reports the stores beside the loads of receive_p() and below: the warps of a pair sync in between.
   ptx::named_barrier_sync(warp_pair(), 64);  // all warps of the pair have read P
 #pragma unroll
   for (int h = 0; h < 2; ++h) {

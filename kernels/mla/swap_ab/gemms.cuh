@@ -278,8 +278,7 @@ class SwapAbPvGemm {
 
  private:
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  // Two fp8 channels of a key, then of another key: converted, with both keys' numbers of each channel side by
-  // side.
+  // Converts two fp8 channels of a key and of another key, interleaved by channel.
   template <ptx::Type kType>
   __device__ __forceinline__ static uint2 two_keys(unsigned fp8) {
     const uint2 x = ptx::four_e4m3_to_f16(ptx::permute_bytes(fp8, fp8, 0x3120));

@@ -288,8 +288,7 @@ Config choose_config(const Problem& p, const DeviceShape& device, const std::str
     // A cluster counts its own readers only.
     if (blocks_of_rows > 1 || p.beam_width > 1) c.no_clusters = "several clusters read slots that are appended to";
   }
-  // Rows in vectors take registers too: not beside many rows, nor beside ranges where three blocks share a
-  // multiprocessor.
+  // Rows in vectors take registers: not beside many rows, nor beside ranges with three blocks a multiprocessor.
   const bool ranges = (c.mask & use::kRanges) != 0 && dtype_size(c.kv_dtype) == 1;
   if (c.prologue && (c.row_tiles == 4 || ranges || (c.row_tiles == 2 && (c.mask != 0 || c.score != 0))))
     c.vectors = false;

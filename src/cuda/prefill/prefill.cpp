@@ -95,8 +95,7 @@ int64_t most_rows(const Problem& p) {
   return (p.total_q == p.batch && !p.batch_invariant ? 1 : p.max_seqlen_q) * p.group;
 }
 
-// 16-bit queries come here where the TMA cannot copy their cache and they fill a block: with fewer rows decode is no
-// slower.
+// 16-bit queries come here if the TMA cannot copy their cache and they fill a block: with fewer rows decode is as fast.
 bool leaves_fp32(const Problem& p) {
   if (p.q.dtype == ATTUNE_FLOAT32) return prefill::has_few_rows(p);
   return p.cache && most_rows(p) < 128;
