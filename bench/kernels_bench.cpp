@@ -267,7 +267,6 @@ void pack(benchmark::State& state) {
 BENCHMARK(pack)->DenseRange(0, 2);
 
 // --- From memory: windows of a buffer much larger than the caches, the best window counts
-// -----------------------------------------
 
 constexpr int kWidth = 128;          // d and dv
 constexpr int64_t kTokens = 262144;  // 128 MB of bf16 K and V

@@ -95,7 +95,7 @@ TEST_F(EmulatedBackwardPasses, DqHasItsBitsBesideNan) {
   EXPECT_TRUE(alone == dq());
 }
 
-// No workspace but for stats, lists and notes.
+// No workspace but for stats, lists and flags.
 TEST_F(EmulatedBackwardPasses, HaveNoSums) {
   cases::BackwardProblem problem(
       tests::make_case(R"({"name": "room", "heads": [4, 2], "head_dim": [256, 256], "dtype": "bf16", "queries": "fixed",

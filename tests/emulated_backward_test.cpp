@@ -235,7 +235,7 @@ TEST_F(EmulatedBackward, APlanTakesFewerSequencesOfMoreKeys) {
             "");
 }
 
-// Sequences that overlap have more tiles than are listed. Whatever the workspace held, nobody waits for ever.
+// Sequences that overlap have more tiles than are listed. Whatever the workspace held, no block waits for ever.
 TEST_F(EmulatedBackward, WrongOffsetsEnd) {
   cases::BackwardProblem problem(tests::make_case(
       R"({"name": "overlap", "heads": [1, 1], "head_dim": [16, 16], "dtype": "bf16", "seqlens_q": [512, 0, 0],
@@ -297,7 +297,7 @@ TEST_F(EmulatedBackward, TheListHasTheBlocksOfASequenceInTheirOrder) {
   }
 }
 
-// Several tiles, heads and stages in turn, in two orders of blocks, warps and lanes; blocks that wait for each other.
+// Several tiles, heads and stages, in two orders of blocks, warps and lanes; blocks that wait for each other.
 TEST_F(EmulatedBackward, HaveNoRaces) {
   const emulator::Watched watched;
   for (const char* dims : {R"("head_dim": [64, 64])", R"("head_dim": [144, 80], "softcap": 3, "sinks": "normal")",
@@ -329,7 +329,7 @@ TEST_F(EmulatedBackward, MapsOfNoRowsHaveAnAddress) {
   }
 }
 
-// Sinks whose gradient nobody asks for: their sums have no place in the workspace.
+// Sinks whose gradient is not wanted: their sums take no workspace.
 TEST_F(EmulatedBackward, OfSinksWithoutTheirGradient) {
   cases::Case spec = tests::make_case(R"({"name": "backward", "heads": [8, 1], "head_dim": [64, 64], "dtype": "bf16",
       "kv": "dense", "queries": "fixed", "sinks": "mixed", "backward": {"outputs": ["dq"]}})");

@@ -10,11 +10,12 @@
 namespace attune::cuda {
 namespace {
 
-constexpr size_t kPieceBytes[] = {16, 656, 32, 1088, 128}, kGap = 16, kBytes = 1920, kPlaces = kBytes + 5 * kGap;
-const KernelSpec kSpec = {"selftest/copies.cu", "copies", {}, 2 * kPlaces + 16};
+constexpr size_t kPieceBytes[] = {16, 656, 32, 1088, 128}, kGap = 16, kBytes = 1920, kPaddedBytes = kBytes + 5 * kGap;
+const KernelSpec kSpec = {"selftest/copies.cu", "copies", {}, 2 * kPaddedBytes + 16};
 
 struct Arrays {
-  std::vector<uint8_t> from = std::vector<uint8_t>(4 * kBytes), to = std::vector<uint8_t>(4 * kPlaces);  // by block
+  std::vector<uint8_t> from = std::vector<uint8_t>(4 * kBytes),
+                       to = std::vector<uint8_t>(4 * kPaddedBytes);  // by block
   Arrays() {
     for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint8_t>(i * 37 + i / 251);
   }
@@ -28,8 +29,8 @@ void expect_results(const Arrays& x) {
       for (size_t i = 0; i < bytes; ++i) want.push_back(static_cast<uint8_t>(*from++ + 1));
       want.insert(want.end(), kGap, 0xef);
     }
-    const auto begin = x.to.begin() + static_cast<int64_t>(run * kPlaces);
-    EXPECT_EQ(std::vector<uint8_t>(begin, begin + kPlaces), want) << run;
+    const auto begin = x.to.begin() + static_cast<int64_t>(run * kPaddedBytes);
+    EXPECT_EQ(std::vector<uint8_t>(begin, begin + kPaddedBytes), want) << run;
   }
 }
 

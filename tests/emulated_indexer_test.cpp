@@ -44,7 +44,7 @@ void run_kernels(const IndexerProblem& op, indexer::Layout layout, void* workspa
     if (op.reads_keys()) {
       const indexer::ScoresConfig c = indexer::choose_scores(op, d.target);
       const auto params = indexer::scores_params(op, c, layout, workspace, first, count, 1);
-      if (params.items > 0) launch(c.kernel(), static_cast<unsigned>(d.blocks), c.threads(), params);
+      if (params.num_tiles > 0) launch(c.kernel(), static_cast<unsigned>(d.blocks), c.threads(), params);
     }
     if (op.selects()) {
       launch(d.select.kernel(), static_cast<unsigned>(count * d.select.cluster), d.select.threads,
@@ -136,8 +136,8 @@ TEST_F(EmulatedIndexer, OnAmpere) {
   EXPECT_EQ(indexer::choose_select(op, 1, 132, device.target).cluster, 1);
 }
 
-// Units are found for 32 items of a block at a time.
-TEST_F(EmulatedIndexer, ManyItemsOfABlock) {
+// The scheduler looks at 32 tiles of a block at a time.
+TEST_F(EmulatedIndexer, ManyTilesOfABlock) {
   EXPECT_EQ(check(deep_seek(R"("causal": true, "seqlens_q": [9, 1, 3], "seqlens_kv": [1900, 2000, 1300],
       "indexer": {"topk": 64, "q_scale": true})"),
                   {.blocks = 1}),

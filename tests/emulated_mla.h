@@ -60,7 +60,7 @@ class EmulatedMla : public tests::Emulated {
       return e.what();
     }
     if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
-    if (params.list->next_item != 0) return "the counter of work tiles is not 0 for the next layer";
+    if (params.list->next_tile != 0) return "the counter of work tiles is not 0 for the next layer";
     return cases::compare(problem, expected).failure;
   }
   // Of the last case: whether its schedule is balanced, and the M blocks that are split.

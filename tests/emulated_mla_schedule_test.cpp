@@ -96,7 +96,7 @@ class EmulatedMlaSchedule : public EmulatedMla {
     if (std::ssize(split) != x.splits || p.list->num_split_tiles != x.splits)
       x.wrong = cat(p.list->num_split_tiles, " sequences to merge of ", x.splits);
     if (!places.empty() && *places.rbegin() >= 2 * groups) x.wrong = cat("no room for part ", *places.rbegin());
-    if (p.list->next_item != 0) x.wrong = "the counter of work tiles is not 0";
+    if (p.list->next_tile != 0) x.wrong = "the counter of work tiles is not 0";
     return x;
   }
 };

@@ -37,7 +37,7 @@ class EmulatedSchedule : public EmulatedPrefill {
     if (std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
 
     const kernels::WorkList& list = *params.list;
-    if (list.next_item != 0) return "the counter of work tiles is not 0";
+    if (list.next_tile != 0) return "the counter of work tiles is not 0";
     if (time != nullptr) *time = time_of(params);
     std::map<std::pair<int, int>, std::vector<kernels::WorkTile>> blocks;  // by sequence and first token
     int64_t tiles = 0;
@@ -79,8 +79,8 @@ class EmulatedSchedule : public EmulatedPrefill {
     for (const int64_t n : spec.seqlens_q) expected += ceil_div(n, c.tokens_of_tile);
     if (static_cast<int64_t>(blocks.size()) != expected) return cat(blocks.size(), " blocks of ", expected);
     if (splits != list.num_split_tiles) return cat(splits, " blocks are cut, the list says ", list.num_split_tiles);
-    if (params.blocks_each == 0 && list.num_tiles != tiles * params.num_head_tiles)
-      return cat(tiles, " tiles, the list says ", list.num_tiles);
+    if (params.blocks_each == 0 && list.num_key_tiles != tiles * params.num_head_tiles)
+      return cat(tiles, " tiles, the list says ", list.num_key_tiles);
     if ((splits > 0) != cut) return cat(splits, " blocks are cut");
     int64_t parts = 0;
     for (int i = 0; i < list.num_work_tiles; ++i) parts += params.work_tiles[i].num_splits > 1 ? 1 : 0;

@@ -282,7 +282,6 @@ TEST_P(ScoreKernels, Exp2) {
 }
 
 // --- Other work on scores
-// -----------------------------------------------------------------------------------------------------
 
 std::vector<float> random_scores(std::mt19937& rng, int m, int n, int lds, float spread) {
   std::normal_distribution<float> normal(0.0f, spread);
@@ -426,7 +425,6 @@ TEST_P(ScoreKernels, AnyNonfinite) {
 }
 
 // --- Choice of a table
-// --------------------------------------------------------------------------------------------------------
 
 TEST(KernelChoice, NamesFindTheirTables) {
   for (const std::string& name : all_isas()) {

@@ -108,7 +108,6 @@ INSTANTIATE_TEST_SUITE_P(Isa, Kernels, testing::ValuesIn(all_isas()), test_name)
 const int kSizes[] = {1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 40, 47, 48, 49, 63, 64, 65, 70, 96, 127, 128, 200};
 
 // --- Conversions
-// --------------------------------------------------------------------------------------------------------------
 
 double minifloat(int code, int mantissa_bits, int bias, bool has_inf) {
   const int exponent_bits = 7 - mantissa_bits;
@@ -203,7 +202,6 @@ TEST_P(Kernels, ConvertsAnyLengthAndNothingBehindIt) {
 }
 
 // --- Packing
-// ------------------------------------------------------------------------------------------------------------------
 
 TEST_P(Kernels, PacksKeys) {
   for (int n : {1, 3, 15, 16, 17, 33, 64}) {
@@ -254,7 +252,6 @@ TEST_P(Kernels, PacksValues) {
 }
 
 // --- Products
-// -----------------------------------------------------------------------------------------------------------------
 
 // Worst-case bound of an fp32 sum of `count` products of magnitude `sum` in total, twice for the steps inside
 // VDPBF16PS.

@@ -170,8 +170,8 @@ TEST(ReferenceBackwardRows, ThatSeeNothingAndThatNobodySees) {
   fill(s);
   s.a.causal = 1;
   s.a.sinks = coarse(s.store, {4}, 8);
-  s.a.cu_seqlens_q = s.store.ints({1, 6, 6});   // 5 queries on 2 keys; row 0 and row 6 are nobody's
-  s.a.cu_seqlens_kv = s.store.ints({2, 4, 9});  // and a sequence whose keys nobody asks for
+  s.a.cu_seqlens_q = s.store.ints({1, 6, 6});   // 5 queries on 2 keys; row 0 and row 6 are of no sequence
+  s.a.cu_seqlens_kv = s.store.ints({2, 4, 9});  // and a sequence whose keys are not used
   run_forward(s);
   for (const attune_tensor* t : {&s.a.q, &s.dout}) {  // of queries 0..2, which stand before any key
     std::fill_n(static_cast<float*>(t->data) + t->stride[0], 3 * t->stride[0], kNaN);

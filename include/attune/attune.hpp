@@ -28,8 +28,7 @@
 
 namespace attune {
 
-// ----------------------------------------------------------------------------------------------------------------
-// errors
+// --- errors
 
 // A failed call: what() is the message of the library, status() its kind.
 class Error : public std::runtime_error {
@@ -48,8 +47,7 @@ inline void check(attune_status status) {
   throw Error(status, message[0] != '\0' ? message : attune_status_name(status));
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// devices
+// --- devices
 
 inline constexpr attune_device kCpu{ATTUNE_DEVICE_CPU, 0};
 constexpr attune_device cuda(int32_t index) { return {ATTUNE_DEVICE_CUDA, index}; }
@@ -98,8 +96,7 @@ inline int32_t num_threads() {
   return count;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// tensors
+// --- tensors
 
 using Tensor = attune_tensor;
 using Shape = std::initializer_list<int64_t>;
@@ -172,8 +169,7 @@ Tensor dense(T* data, Shape shape) {
   return dense(data, detail::dtype_of<T>(), shape);
 }
 
-// -----------------------------------------------------------------------------------------------------------
-// descriptors
+// --- descriptors
 
 // The descriptor of the one operation, with its defaults set.
 struct Attention : attune_attention {
@@ -256,8 +252,7 @@ inline int64_t kv_page_bytes(attune_kv_format format, int64_t page_size) {
   return bytes;
 }
 
-// ------------------------------------------------------------------------------------------------------------------
-// plan
+// --- plan
 
 // Whether a kernel covers a descriptor, and if not, why.
 struct Support {

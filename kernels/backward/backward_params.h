@@ -6,7 +6,7 @@
 
 namespace attune::kernels {
 
-// dout, or a gradient: strides as NewRows. data null: absent.
+// dout, or a gradient: strides as NewRows. data null: not given.
 struct GradientRows {
   char* data;
   long long batch_stride, row_stride, head_stride, dim_stride;  // in elements
@@ -35,7 +35,7 @@ struct BackwardTile {
 // sequences among each other in any order, which changes no result.
 struct alignas(16) BackwardList {
   int num_tiles;
-  unsigned next;  // how many tiles and heads have been taken (gradients.cu)
+  unsigned next;  // the next work tile, a tile and head (gradients.cu)
 };
 
 // new_k and new_v are the dense keys.
@@ -47,10 +47,10 @@ struct BackwardParams : WorkTileParams {
   long long stats_stride;
   int stats_vectors;               // out and dout take loads of 16 bytes
   BackwardList *q_list, *kv_list;  // blocks of queries, of keys
-  // Where all gradients have one pass: sums of dq without the scale, [num_heads_q][dq_tiles] of backward/dq.cuh, and
-  // how many blocks of keys have added to each.
+  // Where all gradients have one pass: sums of dq without the scale, [num_heads_q][dq_tiles] of backward/dq.cuh, and a
+  // semaphore each: how many blocks of keys have added.
   float* dq_sums;
-  unsigned* dq_turns;
+  unsigned* dq_semaphores;
   int dq_tiles;
   // [blocks][heads]: whether a block of rows has a NaN or infinity, for recompute.cu.
   int *q_nonfinite, *kv_nonfinite;
@@ -98,8 +98,8 @@ ATTUNE_SHARED_FUNCTION int backward_shared_bytes(int head_dim_qk, int head_dim_v
   const int inputs = own * kBackwardRows + (lines_qk * x_stages + lines_v * y_stages) * tile;
   const int sums = 2 * (kBackwardRows * tile * 2 + dq_tile_floats(head_dim_qk, head_dim_v) * 4);
   const int stats = x_stages * tile * row_stats;
-  const int barriers_and_item = (1 + 2 * x_stages + 2 * y_stages) * 8 + 8;
-  return align_up(inputs * 128 + (gradients == kGradients ? sums : 16) + stats + barriers_and_item, 1024);
+  const int barriers_and_tile_idx = (1 + 2 * x_stages + 2 * y_stages) * 8 + 8;
+  return align_up(inputs * 128 + (gradients == kGradients ? sums : 16) + stats + barriers_and_tile_idx, 1024);
 }
 
 }  // namespace attune::kernels

@@ -65,7 +65,7 @@ struct SharedStorage {
   alignas(16) RowStats stats[Config::kXStages][Config::kTile];  // of tiles of queries
   kernels::Barrier own_full, x_full[Config::kXStages], x_empty[Config::kXStages], y_full[Config::kYStages],
       y_empty[Config::kYStages];
-  int item;  // what the block has taken of the list
+  int work_tile_idx;  // from the tile scheduler
 };
 static_assert(sizeof(SharedStorage) == kernels::backward_shared_bytes(Config::kHeadDimQk, Config::kHeadDimV,
                                                                       Config::kGradients, Config::kXStages,
@@ -74,7 +74,7 @@ static_assert(sizeof(SharedStorage) == kernels::backward_shared_bytes(Config::kH
 
 struct Smem : common::SharedView<SharedStorage> {
   using SharedView::SharedView;
-  __device__ __forceinline__ int& item() const { return ATTUNE_SHARED_FIELD(SharedStorage, item); }
+  __device__ __forceinline__ int& work_tile_idx() const { return ATTUNE_SHARED_FIELD(SharedStorage, work_tile_idx); }
   __device__ __forceinline__ unsigned own_x() const { return ATTUNE_SHARED_AT(SharedStorage, own); }
   __device__ __forceinline__ unsigned own_y() const { return own_x() + Config::kLinesQk * kBackwardRows * 128; }
   __device__ __forceinline__ unsigned x(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, x, i); }
@@ -98,8 +98,8 @@ struct Smem : common::SharedView<SharedStorage> {
 // each writer.
 constexpr int kMathBarrier = 1, kDqEmptyBarrier = 2, kDqFullBarrier = 4, kDqThreads = 32 * Config::kMathWarps + 32;
 
-// What a block of threads has to do.
-struct Work {
+// The own rows of a block, of one head, and the tiles of the other side that they see.
+struct WorkTile {
   SequenceInfo s;
   int batch, head;   // head: of the own side
   int begin, end;    // own rows
@@ -107,8 +107,8 @@ struct Work {
   int heads;         // that a tile has: of q, if the own rows are keys
   __device__ __forceinline__ int steps() const { return heads * tiles; }
 
-  // Rows of the other side that an own row has in sight by causality and windows.
-  __device__ __forceinline__ Span seen_by(const BackwardParams& p, int row) const {
+  // Rows of the other side that are visible to an own row by causality and windows.
+  __device__ __forceinline__ Span visible_to(const BackwardParams& p, int row) const {
     if (row >= end) return {0, 0};
     return Config::kOfQueries ? keys_of_query(p, s, row) : queries_of_key(p, s, row);
   }
@@ -125,8 +125,8 @@ struct Work {
 // sees begin with the same tile, so none waits long for the sums of dq.
 struct Step {
   int row, head;  // the tile's first row; among the heads of a tile
-  __device__ __forceinline__ explicit Step(const Work& w) : row(w.first + (w.tiles - 1) * Config::kTile), head(0) {}
-  __device__ __forceinline__ void next(const Work& w) {
+  __device__ __forceinline__ explicit Step(const WorkTile& w) : row(w.first + (w.tiles - 1) * Config::kTile), head(0) {}
+  __device__ __forceinline__ void next(const WorkTile& w) {
     if (++head == w.heads) head = 0, row -= Config::kTile;
   }
 };
@@ -138,18 +138,18 @@ __device__ __forceinline__ int own_heads(const BackwardParams& p) {
   return Config::kOfQueries ? p.num_heads_q : p.num_heads_kv;
 }
 
-// item: a number among the list's blocks times heads; it must be in range.
-__device__ __forceinline__ Work work_of(const BackwardParams& p, int item) {
-  const BackwardTile tile = tiles_of(own_list(p))[item / own_heads(p)];
-  Work w;
+// work_tile_idx: below list->num_tiles * own_heads().
+__device__ __forceinline__ WorkTile work_tile_at(const BackwardParams& p, int work_tile_idx) {
+  const BackwardTile tile = tiles_of(own_list(p))[work_tile_idx / own_heads(p)];
+  WorkTile w;
   w.s = read_sequence(p, tile.batch);
-  w.batch = tile.batch, w.head = item % own_heads(p), w.begin = tile.begin;
+  w.batch = tile.batch, w.head = work_tile_idx % own_heads(p), w.begin = tile.begin;
   w.end = min(tile.begin + kBackwardRows, Config::kOfQueries ? w.s.num_q : key_extent(p, tile.batch));
   w.heads = Config::kOfQueries ? 1 : p.group;
   w.first = w.tiles = 0;
   const int last = (Config::kOfQueries ? w.end : min(w.end, w.s.num_keys)) - 1;  // that is seen, or sees
   if (last < w.begin) return w;
-  Span seen = {w.seen_by(p, w.begin).begin, w.seen_by(p, last).end};
+  Span seen = {w.visible_to(p, w.begin).begin, w.visible_to(p, last).end};
   if constexpr (Config::kOfQueries) {
     widen_keys_by_ranges(p, w.s, w.batch, w.begin, last, seen);
   } else {

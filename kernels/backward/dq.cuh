@@ -52,7 +52,7 @@ struct DqTile {
 
 // How many blocks of keys add to a tile before that of key `key`. Every block adds from the first one on that the
 // tile's queries, or later ones, have in sight.
-__device__ __forceinline__ int dq_turn(const BackwardParams& p, const SequenceInfo& s, int b, int row, int key) {
+__device__ __forceinline__ int dq_adds_before(const BackwardParams& p, const SequenceInfo& s, int b, int row, int key) {
   return key / kBackwardRows - first_key_from(p, s, b, row) / kBackwardRows;
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Adds dq of each step from shared memory to the sums in global memory, when all blocks of keys before this one have.
-// Three warps take the tiles in turn: waiting for the counter, adding and raising the counter take longer than the
-// products of a tile. Earlier blocks took their work earlier (gradients.cu), so they run or have ended.
-// If sequences overlap, because cu_seqlens_q is wrong, both count on the same tile. A counter then only runs ahead, so
-// a wait still ends.
+// Adds dq of each step from shared memory to the sums in global memory, in the order of the blocks of keys: a semaphore
+// of each tile counts the blocks that have added. Three warps alternate, because wait, add and release take longer than
+// the products of a tile. Earlier blocks took their work tile earlier (gradients.cu), so they run or have ended.
+// If sequences overlap, because cu_seqlens_q is wrong, both count on the same semaphore. It then only runs ahead, so a
+// wait still ends.
 #pragma once
 
 #include "backward/config.cuh"
@@ -16,7 +16,7 @@ namespace attune::backward {
 class DqWriter {
  public:
   // number: of this warp among the writers.
-  __device__ __forceinline__ DqWriter(const BackwardParams& p, const Smem& smem, const Work& work, int number)
+  __device__ __forceinline__ DqWriter(const BackwardParams& p, const Smem& smem, const WorkTile& work, int number)
       : p_(p), smem_(smem), work_(work), number_(number) {}
 
   __device__ __forceinline__ void run() const {
@@ -24,13 +24,13 @@ class DqWriter {
       const int buffer = i % Config::kDqBuffers;
       const int row = work_.first + (work_.tiles - 1 - i / work_.heads) * Config::kTile;
       const long long tile = Tile::at(p_, work_.s, work_.batch, work_.head * p_.group + i % work_.heads, row);
-      const unsigned turn = static_cast<unsigned>(dq_turn(p_, work_.s, work_.batch, row, work_.begin));
-      if (threadIdx.x % 32 == 0) ptx::wait_for_arrivals(p_.dq_turns + tile, turn);
+      const unsigned adds_before = static_cast<unsigned>(dq_adds_before(p_, work_.s, work_.batch, row, work_.begin));
+      if (threadIdx.x % 32 == 0) ptx::wait_for_arrivals(p_.dq_semaphores + tile, adds_before);
       __syncwarp();
       ptx::named_barrier_sync(kDqFullBarrier + number_, kDqThreads);
       if (threadIdx.x % 32 == 0) {
         ptx::fence_async_proxy_global();
-        add(p_.dq_sums + tile * Tile::kFloats, smem_.dq(buffer), turn == 0);
+        add(p_.dq_sums + tile * Tile::kFloats, smem_.dq(buffer), adds_before == 0);
         ptx::wait_until_read();
       }
       __syncwarp();
@@ -38,7 +38,7 @@ class DqWriter {
       if (threadIdx.x % 32 == 0) {
         ptx::wait_until_stored();
         ptx::fence_async_proxy_global();
-        ptx::release_arrival(p_.dq_turns + tile);
+        ptx::release_arrival(p_.dq_semaphores + tile);
       }
       __syncwarp();
     }
@@ -58,7 +58,7 @@ class DqWriter {
 
   const BackwardParams& p_;
   const Smem& smem_;
-  const Work& work_;
+  const WorkTile& work_;
   const int number_;
 };
 

@@ -25,7 +25,7 @@ __device__ __forceinline__ void multiply(ptx::Descriptor own, unsigned tile, flo
   ptx::wgmma_commit();
 }
 
-// to += left * tile, left in registers. As of every product, to is written in place.
+// to += left * tile, left in registers; accumulates in place.
 template <int kHalf, int kCount>
 __device__ __forceinline__ void accumulate(unsigned tile, unsigned (&left)[kCount], float (&to)[kHalf]) {
   const ptx::Descriptor right = ptx::uniform(ptx::descriptor_mn_major(tile, Config::kTile * 128));
@@ -40,7 +40,7 @@ __device__ __forceinline__ void accumulate(unsigned tile, unsigned (&left)[kCoun
 
 // Registers kFirst .. kFirst + kCount - 1.
 template <int kFirst, int kCount, int kAll>
-__device__ __forceinline__ float (&part(float (&x)[kAll]))[kCount] {
+__device__ __forceinline__ float (&slice(float (&x)[kAll]))[kCount] {
   static_assert(kFirst + kCount <= kAll);
   return *reinterpret_cast<float(*)[kCount]>(x + kFirst);
 }
@@ -62,11 +62,11 @@ __device__ __forceinline__ void multiply_half(unsigned left, unsigned right, int
 #pragma unroll
   for (int i = 0; i < kK / 16; ++i) {
     if constexpr (Half::kWhole > 0) {
-      ptx::WgmmaAlongN<Half::kWhole, Config::kMmaType>::shared(part<0, Half::kWhole / 2>(to), a + k_step(i, 64),
+      ptx::WgmmaAlongN<Half::kWhole, Config::kMmaType>::shared(slice<0, Half::kWhole / 2>(to), a + k_step(i, 64),
                                                                whole + i * kStepOfRows, i > 0 ? 1 : 0);
     }
     if constexpr (Half::kRest > 0) {
-      ptx::WgmmaAlongN<Half::kRest, Config::kMmaType>::shared(part<Half::kWhole / 2, Half::kRest / 2>(to),
+      ptx::WgmmaAlongN<Half::kRest, Config::kMmaType>::shared(slice<Half::kWhole / 2, Half::kRest / 2>(to),
                                                               a + k_step(i, 64), rest + i * kStepOfRows, i > 0 ? 1 : 0);
     }
   }
@@ -88,12 +88,12 @@ __device__ __forceinline__ void multiply_transposed(unsigned k, unsigned ds, int
 #pragma unroll
   for (int i = 0; i < kBackwardRows / 16; ++i) {
     if constexpr (kLines > 0) {
-      ptx::WgmmaAlongM<kTile, Config::kMmaType>::shared(part<0, kTile / 2>(to), whole + i * kStepOfRows,
+      ptx::WgmmaAlongM<kTile, Config::kMmaType>::shared(slice<0, kTile / 2>(to), whole + i * kStepOfRows,
                                                         all + k_step(i, kTile), i > 0 ? 1 : 0);
     }
     if constexpr (kOdd) {
       ptx::WgmmaAlongM<kTile / 2, Config::kMmaType>::shared(
-          part<kLines * kTile / 2, kTile / 4>(to), rest + i * kStepOfRows, half + k_step(i, kTile), i > 0 ? 1 : 0);
+          slice<kLines * kTile / 2, kTile / 4>(to), rest + i * kStepOfRows, half + k_step(i, kTile), i > 0 ? 1 : 0);
     }
   }
   ptx::wgmma_commit();

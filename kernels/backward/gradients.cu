@@ -9,8 +9,8 @@
 // Warpgroup 0: warp 0 is the producer (producer.cuh), the others add dq (dq_writer.cuh). Warpgroups 1 and 2 are the
 // math's (mainloop.cuh).
 //
-// Where dq is summed, a block waits for those of the same sequence and head with earlier keys. It takes its work from a
-// counter when it begins, and the list has them before it: who is waited for is running.
+// Where dq is summed, a block waits for those of the same sequence and head with earlier keys. The tile scheduler is a
+// counter, taken when the block begins, and the list has them before it: so the blocks waited for are resident.
 //
 // Barriers: the own rows and each stage have a full barrier (one arrival and the bytes of the copies), a stage also an
 // empty one (one lane of each math warp arrives). Named ones: dS of both warpgroups is in shared memory; dq of a
@@ -42,7 +42,7 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
 
 // Stores this thread's elements of its two own rows.
 template <int kHeadDim, int kHalf>
-__device__ __forceinline__ void store(const BackwardParams& p, const Work& w, const GradientRows& to,
+__device__ __forceinline__ void store(const BackwardParams& p, const WorkTile& w, const GradientRows& to,
                                       const float (&x)[kHalf], float factor) {
   if (to.data == nullptr) return;
   const int row = w.begin + 64 * math_group() + row_of_thread();
@@ -69,11 +69,11 @@ __device__ __forceinline__ bool any_nonfinite(const float (&x)[kCount]) {
   return sum != 0.0f;
 }
 
-// Notes whether the block has a NaN or infinity. That of dv keeps what the pass of dk has noted.
-__device__ __forceinline__ void note_nonfinite(const BackwardParams& p, int item, bool any) {
-  int& note = (Config::kOfQueries ? p.q_nonfinite : p.kv_nonfinite)[item];
-  const bool before = Config::kGradients == kernels::kGradientDv && p.dk.data != nullptr && note != 0;
-  note = any || before ? 1 : 0;
+// Flags a work tile with a NaN or infinity for recompute.cu. The pass of dv keeps the flag of the pass of dk.
+__device__ __forceinline__ void flag_nonfinite(const BackwardParams& p, int work_tile_idx, bool any) {
+  int& flag = (Config::kOfQueries ? p.q_nonfinite : p.kv_nonfinite)[work_tile_idx];
+  const bool before = Config::kGradients == kernels::kGradientDv && p.dk.data != nullptr && flag != 0;
+  flag = any || before ? 1 : 0;
 }
 
 __device__ __forceinline__ void run_math(const BackwardParams& p, const Smem& smem) {
@@ -83,13 +83,13 @@ __device__ __forceinline__ void run_math(const BackwardParams& p, const Smem& sm
 #pragma unroll
   for (float& x : a.v) x = 0;
   {
-    const Work work = work_of(p, smem.item());
+    const WorkTile work = work_tile_at(p, smem.work_tile_idx());
     if (work.tiles > 0) run_mainloop(p, smem, work, a);
   }
   const bool nonfinite = any_nonfinite(a.x) || any_nonfinite(a.v);
   const bool any = ptx::named_barrier_any(kMathBarrier, 32 * Config::kMathWarps, nonfinite);
-  if (threadIdx.x == 128) note_nonfinite(p, smem.item(), any);
-  const Work work = work_of(p, smem.item());  // again: the loop has no registers for it
+  if (threadIdx.x == 128) flag_nonfinite(p, smem.work_tile_idx(), any);
+  const WorkTile work = work_tile_at(p, smem.work_tile_idx());  // read twice: the mainloop has no registers for it
   if constexpr (Config::kWithDx) store<Config::kHeadDimQk>(p, work, Config::kOfQueries ? p.dq : p.dk, a.x, p.scale);
   if constexpr (Config::kWithDv) store<Config::kHeadDimV>(p, work, p.dv, a.v, 1.0f);
 }
@@ -107,13 +107,13 @@ extern "C" __global__ void __launch_bounds__(attune::backward::Config::kThreads,
   const Smem smem(ptx::dynamic_shared());
   ptx::wait_for_previous_kernels();
   if (threadIdx.x == 0)
-    smem.item() = static_cast<int>(Config::kSumsDq ? ptx::add_arrivals(&p.kv_list->next, 1) : blockIdx.x);
+    smem.work_tile_idx() = static_cast<int>(Config::kSumsDq ? ptx::add_arrivals(&p.kv_list->next, 1) : blockIdx.x);
   init_barriers(smem);
-  if (smem.item() / own_heads(p) >= own_list(p)->num_tiles) return;
+  if (smem.work_tile_idx() / own_heads(p) >= own_list(p)->num_tiles) return;
   if (threadIdx.x < 128) {
     ptx::give_up_registers<Config::kProducerRegisters>();
     const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
-    const Work work = work_of(p, smem.item());
+    const WorkTile work = work_tile_at(p, smem.work_tile_idx());
     if (warp == 0) {
       const Maps maps{own_x, own_y, x, y};
       Producer(p, maps, smem, work).run();

@@ -18,7 +18,7 @@
 namespace attune::backward {
 
 template <class Sums>
-__device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem& smem, const Work& work, Sums& a) {
+__device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem& smem, const WorkTile& work, Sums& a) {
   constexpr int kScores = Config::kTile / 2;
   using Scores = Softmax<kScores>;
   const int group = math_group(), steps = work.steps(), own = work.begin + 64 * group + row_of_thread();
@@ -41,17 +41,17 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
     ptx::wait_phase(smem.y_full(y_stage), kOneY ? i & 1 : pipe.phase);
     clear_tile_behind_the_last(smem, work, step.row, pipe.stage, y_stage);
     if constexpr (Config::kWithDx)
-      multiply<Config::kStepsV>(kMadeAnew ? descriptor_of(smem.own_y() + own_rows) : own_y, smem.y(y_stage), d);
-    const Place place{p, work, work.begin + 64 * group + row_of_thread(), work.q_head(p, step.head)};
-    const bool all_seen = softmax.all_seen(place, step.row);
-    const float slope = slope_of(p, work.batch, place.head);
-    softmax.forward(place, all_seen, step.row, pipe.stage, slope, s, p_regs);
+      multiply<Config::kStepsV>(kRematerialize ? descriptor_of(smem.own_y() + own_rows) : own_y, smem.y(y_stage), d);
+    const ScoreCoords coords{p, work, work.begin + 64 * group + row_of_thread(), work.q_head(p, step.head)};
+    const bool unmasked = softmax.unmasked(coords, step.row);
+    const float slope = slope_of(p, work.batch, coords.head);
+    softmax.forward(coords, unmasked, step.row, pipe.stage, slope, s, p_regs);
     if constexpr (Config::kWithDv) accumulate(smem.y(y_stage), p_regs, a.v);
     if constexpr (Config::kWithDx) {
       ptx::wgmma_wait<Config::kWithDv ? 1 : 0>();
       ptx::pin(d);
       if constexpr (!Config::kWithDv) release(smem.y_empty(y_stage));
-      softmax.backward(all_seen, step.row, pipe.stage, s, d);
+      softmax.backward(unmasked, step.row, pipe.stage, s, d);
       if constexpr (Config::kWithDv) {
         ptx::wgmma_wait<0>();  // dS takes the registers of P
         ptx::pin(a.v);
@@ -71,12 +71,12 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
     // S of the last step once more where there is no next one: ptxas serializes products that are under a condition.
     const bool is_last = i + 1 == steps;
     if (!is_last) ptx::wait_phase(smem.x_full(next.stage), next.phase);
-    multiply<Config::kStepsQk>(kMadeAnew ? descriptor_of(smem.own_x() + own_rows) : own_x,
+    multiply<Config::kStepsQk>(kRematerialize ? descriptor_of(smem.own_x() + own_rows) : own_x,
                                smem.x(is_last ? pipe.stage : next.stage), s);
     if constexpr (Config::kSumsDq) {
       ptx::wgmma_wait<2>();
       ptx::pin(dq);
-      hand_over_dq(smem, group, i, dq);
+      publish_dq(smem, group, i, dq);
     }
     ptx::wgmma_wait<0>();
     ptx::pin(s);

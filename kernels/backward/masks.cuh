@@ -18,7 +18,7 @@ __device__ __forceinline__ void for_each_range(const BackwardParams& p, int b, c
     if (range.first < range.last) body(range);
   }
 }
-__device__ __forceinline__ bool meets(const common::Range& range, int first, int last) {
+__device__ __forceinline__ bool overlaps(const common::Range& range, int first, int last) {
   return range.first <= last && first <= range.last;
 }
 // The queries at positions in a range.
@@ -39,7 +39,7 @@ __device__ __forceinline__ void widen_by_ranges(const BackwardParams& p, const S
   if constexpr (!kRanges) return;
   for_each_range(p, b, [&](const common::Range& range) {
     const Span more = queries_in(range, s);
-    if (!meets(range, first, last) || more.begin >= more.end) return;
+    if (!overlaps(range, first, last) || more.begin >= more.end) return;
     queries = {min(queries.begin, more.begin), max(queries.end, more.end)};
   });
 }
@@ -71,7 +71,7 @@ __device__ __forceinline__ bool sees_any(const BackwardParams& p, const Sequence
   if constexpr (kRanges) {
     const int position = s.num_keys - s.num_q + row;
     for_each_range(p, b, [&](const common::Range& range) {
-      any |= common::holds(range, position) && meets(range, 0, s.num_keys - 1);
+      any |= common::holds(range, position) && overlaps(range, 0, s.num_keys - 1);
     });
   }
   return any;

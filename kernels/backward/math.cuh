@@ -26,12 +26,12 @@ __device__ __forceinline__ int row_of_thread() {
 }
 
 // Operands are made anew in each step where there are no registers for what derives from them.
-constexpr bool kMadeAnew = kAlibi || kTables || kKeyMasks || kSoftcap || (kSinkShares && Config::kTile == 32) ||
+constexpr bool kRematerialize = kAlibi || kTables || kKeyMasks || kSoftcap || (kSinkShares && Config::kTile == 32) ||
                            Config::kGradients == kernels::kGradientDk;
 // The descriptor of a warpgroup's own rows.
 __device__ __forceinline__ ptx::Descriptor descriptor_of(unsigned rows) {
   unsigned at[1] = {rows};
-  if constexpr (kMadeAnew) ptx::pin(at);
+  if constexpr (kRematerialize) ptx::pin(at);
   return ptx::uniform(ptx::descriptor_k_major(at[0]));
 }
 
@@ -81,7 +81,7 @@ __device__ __forceinline__ void store_transposed_dq(unsigned to, int group, cons
 }
 
 // Gives dq of step i to the warps that add it.
-__device__ __forceinline__ void hand_over_dq(const Smem& smem, int group, int i,
+__device__ __forceinline__ void publish_dq(const Smem& smem, int group, int i,
                                              const float (&x)[Config::kDqRegisters]) {
   const int buffer = i % Config::kDqBuffers;
   if (i >= Config::kDqBuffers) ptx::named_barrier_sync(kDqEmptyBarrier + buffer, kDqThreads);
@@ -105,7 +105,7 @@ __device__ __forceinline__ void clear_rows(unsigned tile, int first) {
     ptx::store_shared_zero(tile + (i / pieces * kRows + first) * 128 + i % pieces * 16);
 }
 // Of the block's keys, of which dq takes all; called when they have come.
-__device__ __forceinline__ void clear_keys_behind_the_last(const Smem& smem, const Work& work) {
+__device__ __forceinline__ void clear_keys_behind_the_last(const Smem& smem, const WorkTile& work) {
   const int count = work.s.num_keys - work.begin;
   if (count >= kBackwardRows) return;
   clear_rows<Config::kLinesQk, kBackwardRows>(smem.own_x(), count);
@@ -113,7 +113,7 @@ __device__ __forceinline__ void clear_keys_behind_the_last(const Smem& smem, con
   sync_math();
 }
 // Of a step's tile, what a gradient takes of it; called when it has come.
-__device__ __forceinline__ void clear_tile_behind_the_last(const Smem& smem, const Work& work, int row, int x_stage,
+__device__ __forceinline__ void clear_tile_behind_the_last(const Smem& smem, const WorkTile& work, int row, int x_stage,
                                                            int y_stage) {
   const int count = (Config::kOfQueries ? work.s.num_keys : work.s.num_q) - row;
   if (count >= Config::kTile) return;

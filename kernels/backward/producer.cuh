@@ -16,7 +16,7 @@ struct Maps {
 
 class Producer {
  public:
-  __device__ __forceinline__ Producer(const BackwardParams& p, const Maps& maps, const Smem& smem, const Work& work)
+  __device__ __forceinline__ Producer(const BackwardParams& p, const Maps& maps, const Smem& smem, const WorkTile& work)
       : p_(p), maps_(maps), smem_(smem), work_(work) {}
 
   __device__ __forceinline__ void run() const {
@@ -72,7 +72,7 @@ class Producer {
   const BackwardParams& p_;
   const Maps& maps_;
   const Smem& smem_;
-  const Work& work_;
+  const WorkTile& work_;
 };
 
 }  // namespace attune::backward

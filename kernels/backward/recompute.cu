@@ -41,9 +41,7 @@ struct LaneRow {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) sum = fmaf(x[i], y.x[i], sum);
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    return sum;
+    return sum_of_lanes(sum);
   }
   __device__ __forceinline__ void add(float factor, const LaneRow& y) {
 #pragma unroll

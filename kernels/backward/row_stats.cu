@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stats of every row of q: its lse in base 2, and delta = <dout, out> - dlse. With sinks the lse includes
-// them, or the stats hold the share that the sink leaves, and each block sums its dsinks. Also sets the counters of
-// dq's tiles to 0, listed or not: a block of keys that found another value could wait for ever.
+// them, or the stats hold the share that the sink leaves, and each block sums its dsinks. Also sets all semaphores of
+// dq to 0: a block of keys that found another value could wait for ever.
 // Grid: blocks of queries times query heads.
 #include "backward/sinks.cuh"
 #include "ptx/grid.cuh"
@@ -30,19 +30,19 @@ struct RowsOf {
   // what the row adds to -dsinks.
   __device__ __forceinline__ float store(int row, float product) const {
     const float of_row = lse(row);
-    const bool blind = of_row == -ptx::infinity();
+    const bool fully_masked = of_row == -ptx::infinity();
     RowStats stats = {of_row * common::kLog2e, product};
     float sink_gradient = 0;
     if constexpr (kWithSinks) {
       const Sink sink(common::load_element(p.sinks_dtype, p.sinks + head * p.sinks_stride, 0), of_row);
-      if (!blind) sink_gradient = sink.probability() * product;
+      if (!fully_masked) sink_gradient = sink.probability() * product;
       sink.add_to(stats);
     }
     if (p.dlse != nullptr) {
       stats.delta -= p.dlse[q_offset(p, s, b, p.dlse_batch_stride, p.dlse_row_stride) + row * p.dlse_row_stride +
                             head * p.dlse_head_stride];
     }
-    if (blind) stats = {ptx::infinity(), 0.0f};
+    if (fully_masked) stats = {ptx::infinity(), 0.0f};
     stats_of(p, s, b, head)[row] = stats;
     return sink_gradient;
   }
@@ -84,9 +84,7 @@ struct EightLanes {
       const uint4 y = *reinterpret_cast<const uint4*>(dout + 16 * piece);
       sum += product(x.x, y.x) + product(x.y, y.y) + (product(x.z, y.z) + product(x.w, y.w));
     }
-#pragma unroll
-    for (int step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    return sum;
+    return sum_of_lanes<8>(sum);
   }
 };
 
@@ -97,10 +95,10 @@ extern "C" __global__ void __launch_bounds__(attune::backward::kThreads)
   using namespace attune;
   using namespace attune::backward;
   ptx::wait_for_previous_kernels();
-  const long long turns = static_cast<long long>(p.num_heads_q) * p.dq_tiles;
-  for (long long i = blockIdx.x * static_cast<long long>(kThreads) + threadIdx.x; i < turns;
+  const long long semaphores = static_cast<long long>(p.num_heads_q) * p.dq_tiles;
+  for (long long i = blockIdx.x * static_cast<long long>(kThreads) + threadIdx.x; i < semaphores;
        i += static_cast<long long>(gridDim.x) * kThreads)
-    p.dq_turns[i] = 0;
+    p.dq_semaphores[i] = 0;
   const GridBlock block(p.num_heads_q);
   if (block.index >= p.q_list->num_tiles) return;
   const BackwardTile tile = tiles_of(p.q_list)[block.index];
@@ -111,10 +109,10 @@ extern "C" __global__ void __launch_bounds__(attune::backward::kThreads)
   if (p.stats_vectors) {
     for (int first = tile.begin; first < end; first += kThreads / 8) {
       const int row = first + static_cast<int>(threadIdx.x) / 8;
-      const bool there = row < end;
-      const float product = EightLanes::dot(there ? p.out + 2 * rows.out(row) : nullptr,
-                                            there ? p.dout.data + 2 * rows.dout(row) : nullptr);
-      if (there && threadIdx.x % 8 == 0) sink_gradient += rows.store(row, product);
+      const bool has_row = row < end;
+      const float product = EightLanes::dot(has_row ? p.out + 2 * rows.out(row) : nullptr,
+                                            has_row ? p.dout.data + 2 * rows.dout(row) : nullptr);
+      if (has_row && threadIdx.x % 8 == 0) sink_gradient += rows.store(row, product);
     }
   } else {
     for (int row = tile.begin + static_cast<int>(threadIdx.x) / 32; row < end; row += kThreads / 32) {

@@ -4,11 +4,12 @@
 
 #include "backward/backward_params.h"
 #include "common/element.cuh"
+#include "common/lanes.cuh"
 #include "scheduler/work_tiles.cuh"
 
 namespace attune::backward {
 
-using common::int_at, common::clamp_int;
+using common::int_at, common::clamp_int, common::sum_of_lanes;
 using kernels::BackwardList, kernels::BackwardParams, kernels::BackwardTile, kernels::GradientRows;
 using kernels::kBackwardRows, kernels::NewRows;
 using scheduler::read_sequence, scheduler::SequenceInfo;
@@ -60,13 +61,6 @@ __device__ __forceinline__ RowStats* stats_of(const BackwardParams& p, const Seq
 // What a sink leaves to the keys, where the stats say it.
 __device__ __forceinline__ float share_of(const kernels::RowStats&) { return 1.0f; }
 __device__ __forceinline__ float share_of(const kernels::SinkRowStats& stats) { return stats.share; }
-
-// The same sum in all lanes of a warp, in a fixed order.
-__device__ __forceinline__ float sum_of_lanes(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-  return x;
-}
 
 // The first element of a sequence's first row in a tensor that lies as q.
 __device__ __forceinline__ long long q_offset(const BackwardParams& p, const SequenceInfo& s, int b,

@@ -45,9 +45,9 @@ __device__ __forceinline__ void for_each_block(const BackwardParams& p, bool of_
   }
 }
 
-// The next place in a bucket; -1: none. One lane adds for all lanes of the warp that want the same bucket, and these
-// get their places in the order of the lanes.
-__device__ __forceinline__ int take_place(bool of_warp, int bucket, int* first) {
+// The next position in a bucket; -1: none. One lane adds for all lanes of the warp that want the same bucket, and these
+// get positions in the order of the lanes.
+__device__ __forceinline__ int take_position(bool of_warp, int bucket, int* first) {
   if (!of_warp) return atomicAdd(&first[bucket], 1);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const unsigned same = __match_any_sync(0xffffffffu, bucket);
@@ -97,7 +97,7 @@ __device__ __forceinline__ void list_blocks(const BackwardParams& p, bool of_key
   }
   __syncthreads();
   for_each_block(p, of_keys, [&](int b, int begin, int seen) {
-    const int at = take_place(has_warps(p), seen >= 0 ? bucket_of(seen, shift) : -1, first);
+    const int at = take_position(has_warps(p), seen >= 0 ? bucket_of(seen, shift) : -1, first);
     if (seen >= 0 && static_cast<unsigned>(at) < static_cast<unsigned>(most_tiles)) tiles_of(list)[at] = {b, begin};
   });
 }

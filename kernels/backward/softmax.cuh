@@ -11,10 +11,10 @@
 
 namespace attune::backward {
 
-// What tables of masks and biases are looked up by.
-struct Place {
+// Where a score is, for the tables of masks and biases.
+struct ScoreCoords {
   const BackwardParams& p;
-  const Work& work;
+  const WorkTile& work;
   int own;   // the row of registers 0 and 1
   int head;  // of q
 };
@@ -23,45 +23,45 @@ template <int kScores>
 class Softmax {
  public:
   // own: the row of registers 0 and 1.
-  __device__ __forceinline__ Softmax(const BackwardParams& p, const Smem& smem, const Work& work, int own)
+  __device__ __forceinline__ Softmax(const BackwardParams& p, const Smem& smem, const WorkTile& work, int own)
       : smem_(smem), scores_(p), column_(static_cast<int>(threadIdx.x) % 4 * 2) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      seen_[h] = work.seen_by(p, own + 8 * h);
+      visible_[h] = work.visible_to(p, own + 8 * h);
       if (Config::kOfQueries && own + 8 * h < work.end)
         own_stats_[h] = stats_of(p, work.s, work.batch, work.head)[own + 8 * h];
     }
     if constexpr (kAlibi) ahead_ = work.s.num_keys - work.s.num_q + kToQuery * (column_ - own);
   }
 
-  // Looks at the tile that begins at `row`. Returns whether no score of the warp is masked.
-  __device__ __forceinline__ bool all_seen(const Place& place, int row) {
+  // Whether no score of the warp is masked in the tile that begins at `row`. Also sets visible_pairs_.
+  __device__ __forceinline__ bool unmasked(const ScoreCoords& coords, int row) {
     if constexpr (kKeyMasks) {
-      pairs_ = pairs_seen(place, row);
-      return !__any_sync(0xffffffffu, pairs_ != static_cast<unsigned>((1ull << kScores) - 1));
+      visible_pairs_ = visible_pairs(coords, row);
+      return !__any_sync(0xffffffffu, visible_pairs_ != static_cast<unsigned>((1ull << kScores) - 1));
     }
     const int first = row + column_;
-    const bool mine =
-        max(seen_[0].begin, seen_[1].begin) <= first && first + kScores * 2 - 7 < min(seen_[0].end, seen_[1].end);
+    const bool mine = max(visible_[0].begin, visible_[1].begin) <= first &&
+                      first + kScores * 2 - 7 < min(visible_[0].end, visible_[1].end);
     return !__any_sync(0xffffffffu, !mine);
   }
   // Turns scores s into the factor of dS (without sinks dS = factor * (dP - delta)) and into packed P. They differ in
   // two cases: the factor also has the softcap's slope, and P the share that a sink leaves. The tile's stats are in
   // `stage`. slope: of ALiBi.
-  __device__ __forceinline__ void forward(const Place& place, bool all_seen, int row, int stage, float slope,
+  __device__ __forceinline__ void forward(const ScoreCoords& coords, bool unmasked, int row, int stage, float slope,
                                           float (&s)[kScores], unsigned (&packed)[kScores / 2]) const {
     if constexpr (kSinkShares || kSoftcap || kAlibi || kTables) {
-      make_factors_and_p(place, all_seen, row, stage, slope, s, packed);
+      make_factors_and_p(coords, unmasked, row, stage, slope, s, packed);
     } else {
-      map(all_seen, row, stage, s,
+      map(unmasked, row, stage, s,
           [&](int i, const RowStats& stats) { return ptx::exp2_approx(fmaf(s[i], scores_.unit, -stats.lse2)); });
       if constexpr (Config::kWithDv) pack(s, packed);
     }
   }
   // Turns d from dP into dS. s: the factor of dS.
-  __device__ __forceinline__ void backward(bool all_seen, int row, int stage, const float (&s)[kScores],
+  __device__ __forceinline__ void backward(bool unmasked, int row, int stage, const float (&s)[kScores],
                                            float (&d)[kScores]) const {
-    map(all_seen, row, stage, d, [&](int i, const RowStats& stats) {
+    map(unmasked, row, stage, d, [&](int i, const RowStats& stats) {
       return s[i] * ((kSinkShares ? share_of(stats) * d[i] : d[i]) - stats.delta);
     });
   }
@@ -79,27 +79,27 @@ class Softmax {
   // The column of register j in the tile, and whether its pair counts.
   __device__ __forceinline__ int column_of(int j) const { return column_ + j / 4 * 8 + j % 2; }
   __device__ __forceinline__ bool sees(int j, int row) const {
-    if constexpr (kKeyMasks) return (pairs_ >> j & 1) != 0;
-    const Span& seen = seen_[j / 2 % 2];
+    if constexpr (kKeyMasks) return (visible_pairs_ >> j & 1) != 0;
+    const Span& seen = visible_[j / 2 % 2];
     return row + column_of(j) >= seen.begin && row + column_of(j) < seen.end;
   }
   // Bit j: whether the pair of register j counts.
-  __device__ __forceinline__ unsigned pairs_seen(const Place& place, int row) const {
-    const BackwardParams& p = place.p;
-    const Work& work = place.work;
+  __device__ __forceinline__ unsigned visible_pairs(const ScoreCoords& coords, int row) const {
+    const BackwardParams& p = coords.p;
+    const WorkTile& work = coords.work;
     const auto is_in = [&](const Span& span, int j) {
       return row + column_of(j) >= span.begin && row + column_of(j) < span.end;
     };
     unsigned pairs = 0;
 #pragma unroll
-    for (int j = 0; j < kScores; ++j) pairs |= is_in(seen_[j / 2 % 2], j) ? 1u << j : 0;
+    for (int j = 0; j < kScores; ++j) pairs |= is_in(visible_[j / 2 % 2], j) ? 1u << j : 0;
     if constexpr (kRanges) {
       for_each_range(p, work.batch, [&](const common::Range& range) {
         const Span queries = queries_in(range, work.s), keys = keys_in(range, work.s);
         const Span own = Config::kOfQueries ? queries : keys, others = Config::kOfQueries ? keys : queries;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const int at = place.own + 8 * h;
+          const int at = coords.own + 8 * h;
           if (at < own.begin || at >= min(own.end, work.end)) continue;
 #pragma unroll
           for (int j = 0; j < kScores; ++j) pairs |= j / 2 % 2 == h && is_in(others, j) ? 1u << j : 0;
@@ -109,9 +109,9 @@ class Softmax {
     if constexpr (kBits) {
 #pragma unroll
       for (int j = 0; j < kScores; ++j) {
-        const int own = place.own + j / 2 % 2 * 8, other = row + column_of(j);
+        const int own = coords.own + j / 2 % 2 * 8, other = row + column_of(j);
         if ((pairs >> j & 1) != 0 &&
-            !bit_of(p, work.s, work.batch, Work::query(own, other), place.head, Work::key(own, other)))
+            !bit_of(p, work.s, work.batch, WorkTile::query(own, other), coords.head, WorkTile::key(own, other)))
           pairs &= ~(1u << j);
       }
     }
@@ -138,7 +138,7 @@ class Softmax {
 
   // x[i] = value(i, stats of its query), or 0.
   template <class Value>
-  __device__ __forceinline__ void map(bool all_seen, int row, int stage, float (&x)[kScores],
+  __device__ __forceinline__ void map(bool unmasked, int row, int stage, float (&x)[kScores],
                                       const Value& value) const {
 #pragma unroll
     for (int j = 0; j < kScores; j += 4) {
@@ -149,7 +149,7 @@ class Softmax {
         for (int i = j + e; i < j + 4; i += 2) x[i] = value(i, stats_at(i, of_column));
       }
     }
-    if (all_seen) return;
+    if (unmasked) return;
 #pragma unroll
     for (int j = 0; j < kScores; ++j) x[j] = sees(j, row) ? x[j] : 0.0f;
   }
@@ -159,8 +159,9 @@ class Softmax {
   }
 
   // Computes P where it differs from the factor of dS, pair by pair: the registers have no room for both.
-  __device__ __forceinline__ void make_factors_and_p(const Place& place, bool all_seen, int row, int stage, float slope,
-                                                     float (&s)[kScores], unsigned (&packed)[kScores / 2]) const {
+  __device__ __forceinline__ void make_factors_and_p(const ScoreCoords& coords, bool unmasked, int row, int stage,
+                                                     float slope, float (&s)[kScores],
+                                                     unsigned (&packed)[kScores / 2]) const {
     const float ahead = kAlibi ? static_cast<float>(kToQuery * row + ahead_) : 0.0f;
 #pragma unroll
     for (int j = 0; j < kScores; j += 4) {
@@ -171,10 +172,11 @@ class Softmax {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const RowStats& stats = stats_at(i, of_columns[e]);
-          const int own = place.own + i / 2 % 2 * 8, other = row + column_of(i + e);
+          const int own = coords.own + i / 2 % 2 * 8, other = row + column_of(i + e);
           Score score = scores_.of(s[i + e]);
           add_alibi(score, slope, ahead + static_cast<float>(kToQuery * (i / 4 * 8 + e - i / 2 % 2 * 8)));
-          add_tables(score, place.p, place.work.s, place.head, Work::query(own, other), Work::key(own, other));
+          add_tables(score, coords.p, coords.work.s, coords.head, WorkTile::query(own, other),
+                     WorkTile::key(own, other));
           const float a = ptx::exp2_approx(score.value - stats.lse2);
           p[e] = a * share_of(stats);
           s[i + e] = a * score.slope;
@@ -182,7 +184,7 @@ class Softmax {
         if constexpr (Config::kWithDv) packed[i / 2] = pack(p[0], p[1]);
       }
     }
-    if (all_seen) return;
+    if (unmasked) return;
 #pragma unroll
     for (int j = 0; j < kScores; j += 2) {
       const bool sees_it = sees(j, row), sees_next = sees(j + 1, row);
@@ -196,8 +198,8 @@ class Softmax {
   const Scores scores_;
   const int column_;
   int ahead_ = 0;               // with ALiBi: from register 0's key to its query, in a tile that begins at row 0
-  Span seen_[2];                // by causality and windows
-  unsigned pairs_ = 0;          // with masks, what pairs_seen() has said
+  Span visible_[2];             // by causality and windows
+  unsigned visible_pairs_ = 0;  // with masks, of the last tile
   RowStats own_stats_[2] = {};  // where these are queries
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores dq from its sums, and notes which blocks of rows have a NaN or infinity. Grid: blocks of queries times query
+// Stores dq from its sums, and flags blocks of rows that have a NaN or infinity. Grid: blocks of queries times query
 // heads.
 #include "backward/dq.cuh"
 #include "ptx/grid.cuh"

@@ -182,9 +182,9 @@ extern "C" __global__ void __launch_bounds__(1024)
   const long long entries = asked(4, f.bias.shape[0] * f.bias.shape[1] * f.bias.shape[2]);
   const long long of_q = f.rows * f.heads_q, of_kv = p.rows_kv * f.heads_kv, of_sinks = asked(3, f.heads_q),
                   of_bias = (entries + blockDim.x - 1) / blockDim.x, of_t5 = asked(5, f.heads_q * f.t5_bias.shape[1]);
-  for (long long item = blockIdx.x; item < of_q + of_kv + of_sinks + of_bias + of_t5; item += gridDim.x) {
-    __syncthreads();  // the scratch of the previous item is free
-    long long i = item;
+  for (long long output = blockIdx.x; output < of_q + of_kv + of_sinks + of_bias + of_t5; output += gridDim.x) {
+    __syncthreads();  // the previous row has been summed
+    long long i = output;
     if (i < of_q) {
       make_dq(block, i / f.heads_q, i % f.heads_q);
     } else if ((i -= of_q) < of_kv) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Error bounds of one row of attention, from what an oracle knows about it. The same formulas on the host
+// Error bounds of one row of attention, from sums that the oracle has of it. The same formulas on the host
 // (tests/cases/compare.cpp) and on the device; no standard headers but for the host.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace attune::oracle {
 
-// What bounds of a problem have in common, in units of what they are multiplied with.
+// Unit errors of a problem; each is multiplied by a sum of the oracle's.
 struct BoundTerms {
   double of_products;  // error of z, to z_abs
   double additive;     // the largest |terms added after the softcap|
@@ -58,7 +58,7 @@ ATTUNE_CHECK_BOTH inline double bound_of_out(const RowBounds& b, double out, dou
 
 // What the bounds of one gradient have in common (docs/semantics.md, "Precision and determinism").
 struct GradientTerms {
-  double of_products;  // error of what a term is a difference of
+  double of_products;  // error of the minuend and subtrahend of a term
   double of_terms;     // of the sum of the terms, with the rounding of p or dx
   double additive;     // as above
   double least;        // of a p or dx that becomes subnormal or nothing, absolute

@@ -11,8 +11,8 @@ struct Extent {
   long long first, count;
 };
 
-// Rows of sequence b of q or k: by cu_seqlens within [0, rows] and never going back, by its first axis, one a row, or
-// all of them.
+// Rows of sequence b of q or k: by cu_seqlens, clamped to [0, rows] and to not decrease; by the first axis; one row
+// each; or all rows.
 __device__ inline Extent extent_of(const Tensor& tokens, const Tensor& cu_seqlens, bool one_a_row, long long b) {
   if (tokens.rank == 4) return b < tokens.shape[0] ? Extent{b * tokens.shape[1], tokens.shape[1]} : Extent{0, 0};
   const long long rows = tokens.shape[0];

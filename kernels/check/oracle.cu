@@ -88,7 +88,7 @@ __device__ inline double row_sum(const OutputRow& l, double largest) {
   return all;
 }
 
-// Scores to probabilities; returns the largest. attention: the part that the sink leaves to the keys.
+// Scores to probabilities; returns the largest. attention: the sum of P over the keys, without the sink.
 __device__ inline double make_probs(const OutputRow& l, double largest, double sum, double attention) {
   double largest_p = 0;
   for (long long j = threadIdx.x; j < l.keys.count; j += blockDim.x) {

@@ -106,7 +106,7 @@ __device__ inline Pair pair_of(const BackwardOracleParams& params, const QueryTe
     slope = 1 - t * t;
     bend = 2 * fabs(t) * slope / f.softcap;
   }
-  // A weight of 0 has no error, however large its exponent is.
+  // P = 0 has no error, however large its exponent is.
   const double exponent = a == 0 ? 0 : x_abs + fabs(terms.lse) + terms.sink_gap;
   const Product dp =
       product(dense_row(params.dout, q.row, q.head), dense_row(f.v, key_row, kv_head), f.head_dim_v);

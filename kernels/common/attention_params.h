@@ -11,13 +11,13 @@
 
 namespace attune::kernels {
 
-// Rows of K, or of V, of the tokens of the queries, of q's type. Strides as q's; heads are KV heads. data null: absent.
+// Rows of K, or of V, of the tokens of the queries, of q's type. Strides as q's, of KV heads. data null: not given.
 struct NewRows {
   const char* data;
   long long batch_stride, row_stride, head_stride, dim_stride;  // in elements
 };
 
-// A bias [heads][rows][columns] of a float dtype; 0 beyond its rows and columns. data null: absent.
+// A bias [heads][rows][columns] of a float dtype; 0 beyond its rows and columns. data null: not given.
 struct BiasTable {
   const char* data;
   long long head_stride, row_stride, column_stride;  // in bytes
@@ -89,7 +89,7 @@ struct AttentionParams {
   long long window_left, window_right;  // -1: no limit; below 2^31
 
   KeyMasks key_masks;
-  const int* ranges;  // [batch][num_ranges][2]: inclusive; who is in one sees all of it
+  const int* ranges;  // [batch][num_ranges][2]: inclusive; a query inside a range sees the whole range
   long long range_batch_stride, range_stride, range_end_stride;
   int num_ranges;
 

@@ -15,7 +15,7 @@ struct KeyMasks {
   long long row_stride = 0, head_stride = 0, byte_stride = 0;
   int columns = 0;
   int has_bits = 0;              // plans have no data
-  kernels::IntTable start = {};  // by sequence; absent: 0
+  kernels::IntTable start = {};  // by sequence; not given: 0
 
   // Of use::kKeyMasks.
   ATTUNE_SHARED_FUNCTION unsigned kinds() const { return has_bits != 0 ? use::kBits : use::Masks{}; }

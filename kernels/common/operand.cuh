@@ -116,8 +116,7 @@ __device__ __forceinline__ void crossed_quad_to_f16(unsigned x, unsigned& lo, un
   }
 }
 
-// bf16x3: fp32 numbers as sums of three bf16, the largest first. The remainder is below 2^-24 of the number; of two
-// parts 2^-16.
+// bf16x3: fp32 as the sum of three bf16, the largest first, to 2^-24 of the number; two are within 2^-16.
 constexpr int kSplitParts = 3;
 template <int kParts>
 __device__ __forceinline__ void split_pair(float x, float y, unsigned (&parts)[kParts]) {

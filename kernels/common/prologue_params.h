@@ -5,13 +5,13 @@
 
 namespace attune::kernels {
 
-// An int32 table [rows, columns], or a vector along the columns. data null: absent.
+// An int32 table [rows, columns], or a vector along the columns. data null: not given.
 struct IntTable {
   const int* data;
   long long row_stride, column_stride;  // in elements
 };
 
-// Weights [outer, heads, channels] of a float dtype. data null: absent.
+// Weights [outer, heads, channels] of a float dtype. data null: not given.
 struct FloatTable {
   const char* data;
   long long outer_stride, head_stride, channel_stride;  // in bytes
@@ -24,7 +24,7 @@ struct PrologueParams {
   long long qkv_scale_stride;  // in elements, as all strides without a word
   FloatTable q_bias, k_bias, v_bias;
   FloatTable ia3_k, ia3_v;
-  IntTable ia3_task;  // [batch]; absent: task 0
+  IntTable ia3_task;  // [batch]; not given: task 0
   long long num_tasks;
 
   const float* cos_sin;  // [num_tables, num_positions, rotary_dim]; null: no RoPE

@@ -11,7 +11,7 @@ namespace attune::kernels {
 
 // Rows of q, k or v, [outer, rows_per_outer, heads, channels]; without an outer axis all rows are of outer 0.
 struct RowTensor {
-  char* data;  // null: absent
+  char* data;  // null: not given
   long long outer_stride, row_stride, head_stride, channel_stride;
   int dtype;
 };

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A swizzled layout of rows of 16-byte chunks in shared memory: ldmatrix reads a chunk column of eight rows without
-// bank conflicts.
+// Swizzled rows of 16-byte chunks in shared memory: ldmatrix reads a chunk of eight rows without bank conflicts.
 #pragma once
 
 namespace attune::common {

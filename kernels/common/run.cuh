@@ -13,7 +13,7 @@ namespace attune::common {
 template <int kWidth>
 struct RawRun {
   static_assert(kWidth == 8 || kWidth == 1, "runs are of 8 channels, or of one");
-  unsigned word[kWidth];  // narrower elements leave the last ones unused
+  unsigned word[kWidth];  // narrower elements do not use the last ones
 };
 
 __device__ __forceinline__ unsigned load_bits(int size, const char* at) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Detects a schedule that was made for another call. A schedule serves every layer of a step (attune_run_scheduled);
-// with other lengths it would silently leave rows out. So it carries a stamp, a hash of all its inputs: what the host
+// with other lengths it would silently skip rows. So it carries a stamp, a hash of all its inputs: what the host
 // knows (stamp_of_call), lengths, offsets, finished sequences, ranges, and lengths of index lists. The attention kernel
-// computes the stamp again while its first copies are in flight. If the two differ, it writes NaN to every row.
+// recomputes the stamp while its first copies are in flight. If the two differ, it writes NaN to every row.
 #pragma once
 
 #include "common/masks.cuh"
@@ -53,8 +53,7 @@ __device__ __forceinline__ unsigned stamp_of_list(const AttentionParams& p, cons
   return sum;
 }
 
-// Adds the batch's stamp to *sum, in shared memory. Threads 0 to threads - 1, whole warps, take part. kSparse: keys
-// come from index lists.
+// Adds the batch's stamp to *sum, in shared memory. threads: in whole warps, from 0. kSparse: keys by index lists.
 template <bool kSparse = false, class Params>
 __device__ __forceinline__ void add_stamps(const Params& p, int thread, int threads, unsigned* sum) {
   unsigned mine = 0;

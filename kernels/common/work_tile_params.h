@@ -37,11 +37,11 @@ struct CapPolynomial {
 
 // The head of the schedule's part of the workspace.
 struct alignas(16) WorkList {
-  int num_work_tiles;   // taken dynamically; in a balanced schedule, the first ones of its groups
-  int heads_at_a_time;  // head tiles whose keys fit L2 together: all their work tiles go before those of the next
-  unsigned next_item;   // (work tile, head tile) pairs taken so far; 0 before and after a run
-  int num_split_tiles;  // row blocks with more than one split
-  long long num_tiles;  // of all work tiles, times head tiles
+  int num_work_tiles;       // taken dynamically; in a balanced schedule, the first ones of its groups
+  int heads_at_a_time;      // head tiles whose keys fit L2 together: all their work tiles go before those of the next
+  unsigned next_tile;       // counts the (work tile, head tile) pairs taken; 0 before and after a run
+  int num_split_tiles;      // row blocks with more than one split
+  long long num_key_tiles;  // of all work tiles, times head tiles
   // Flags that kernels acquire to see the writes of kernels before the previous one (ptx/atomic.cuh).
   unsigned seen;           // 1 once a block of the attention kernel has read the list; for the kernel that combines
   unsigned decode_begun;   // mixed batches: runs that decode has begun,
@@ -51,12 +51,12 @@ struct alignas(16) WorkList {
 };
 
 // Sparse attention: the entries of each row, slots of a cache or indices of dense keys. Entries out of range are
-// skipped. indices null: absent.
+// skipped. indices null: not given.
 struct SlotList {
   const int* indices;
   long long batch_stride;  // in elements; 0 where the rows of a ragged batch are numbered through
   long long row_stride, head_stride, entry_stride;
-  IntTable length;  // entries in use, of a sequence or a row of q; absent: topk
+  IntTable length;  // entries in use, of a sequence or a row of q; not given: topk
   int length_by_row;
   int topk;
 };

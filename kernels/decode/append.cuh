@@ -4,6 +4,7 @@
 #pragma once
 
 #include "common/kv_codec.cuh"
+#include "common/lanes.cuh"
 #include "decode/config.cuh"
 #include "decode/slot.cuh"
 
@@ -14,9 +15,7 @@ __device__ __forceinline__ float scale_of_row(const kernels::KvScale& scale, int
                                               float amax) {
   if (scale.mode == ScaleMode::kTensor) return scale.data[0];
   if (scale.mode == ScaleMode::kHead) return scale.data[head * scale.head_stride];
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, step));
-  const float chosen = common::token_scale(Config::kKvType, amax);
+  const float chosen = common::token_scale(Config::kKvType, common::max_of_lanes(amax));
   if (threadIdx.x % 32 == 0) *scale.at(page, offset, head) = chosen;
   return chosen;
 }

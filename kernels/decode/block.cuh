@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block of the decode kernels does with one split: loads queries and new tokens, runs the mainloop. The epilogue
-// follows.
+// What a block does with one split before the epilogue: loads queries and new tokens, runs the mainloop.
 #pragma once
 
 #include "common/stamp.cuh"
@@ -52,8 +51,7 @@ struct Block {
     NewTokens::Input token;
   };
 
-  // In a cluster: loads what does not depend on lengths before these have arrived. A token that turns out not to exist
-  // is ignored.
+  // In a cluster: issues loads before the lengths have arrived. A token that turns out not to exist is ignored.
   __device__ __forceinline__ static void request_rows(const AttentionParams& p, const Split& split,
                                                       SharedStorage& shared, Inputs& inputs) {
     const int r = threadIdx.x / 32;

@@ -7,6 +7,7 @@
 // so the result has the same bits every time, whichever block combines.
 #pragma once
 
+#include "common/lanes.cuh"
 #include "decode/epilogue.cuh"
 #include "ptx/atomic.cuh"
 #include "scheduler/stream_k_partition.cuh"
@@ -67,8 +68,7 @@ __device__ __forceinline__ void combine_row(const AttentionParams& p, const Spli
   float row_max = first_stats.x;
   for (int i = 32 + lane; Partials::kMany && i < partials.count; i += 32)
     row_max = fmaxf(row_max, partials.stats(i, row).x);
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, step));
+  row_max = common::max_of_lanes(row_max);
   const float row_max_ref = finite_row_max(row_max);
 
   float row_sum = 0;

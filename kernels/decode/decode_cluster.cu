@@ -25,8 +25,7 @@ __device__ __forceinline__ Split split_of_block(const AttentionParams& p, int ra
   return split;
 }
 
-// Prefetches the page table to L1 while the sequence's length is in flight. Each lane copies one line to shared memory
-// that is not read.
+// Prefetches the page table to L1 while the length is in flight: a lane copies a line to shared memory, unread.
 __device__ __forceinline__ void fetch_table(const AttentionParams& p, int batch, kernels::StreamKRange* unread) {
   constexpr int kLine = 32;  // entries of a cache line
   static_assert(sizeof(kernels::StreamKRange) >= 32 * 4, "an int of each lane");

@@ -88,7 +88,7 @@ __device__ __forceinline__ void store_warp_stats(const AttentionState& state, co
   }
 }
 
-// One thread a row: merges the warps' statistics, stores them, and leaves the factor of each warp's O.
+// One thread a row: merges the warps' statistics, stores them, and writes the factor of each warp's O to shared memory.
 __device__ __forceinline__ void merge_row_stats(const AttentionParams& p, const Split& split, long long q_begin,
                                                 const PartialAddress& partial, const WarpStats& stats, int row) {
   const float row_max = stats.block_max(row), row_max_ref = finite_row_max(row_max),

@@ -18,8 +18,7 @@ class Mainloop {
  public:
   __device__ __forceinline__ explicit Mainloop(int lane) : k_(lane), v_(lane), g_(lane / 4), t_(lane % 4) {}
 
-  // One tile. stage: shared address of the 16 keys from first_token on. valid_keys: those that exist and that some row
-  // may see.
+  // One tile. stage: shared address of the 16 keys from first_token on. valid_keys: those that some row sees.
   __device__ __forceinline__ void attend_tile(const AttentionParams& p, const Split& split, const QueryRows& rows,
                                               const QueryOperand& queries, unsigned stage, int first_token,
                                               unsigned valid_keys, AttentionState& state) const {

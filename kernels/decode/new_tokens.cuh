@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // New tokens, which are not in the cache yet: the block with the first split of an output tile attends to them, in fp32
-// as the prologue leaves them, and appends them. Warp w takes tokens w', w' + kWarps.., w' = kWarps - 1 - w: warps with
+// after the prologue, and appends them. Warp w takes tokens w', w' + kWarps.., w' = kWarps - 1 - w: warps with
 // fewer queries first.
 //
 //   scratch <- k, v of a token | mainloop over the cache | row_max, row_sum, O <- token
@@ -196,8 +196,7 @@ struct NewTokens {
   }
 };
 
-// Scales O by the scale of cached values per tensor or head. New values do not have it, so it cannot wait for the
-// epilogue.
+// Scales O by the scale of cached values per tensor or head before new values, which lack it, are added.
 __device__ __forceinline__ void scale_cached_values(const AttentionParams& p, int head, AttentionState& state) {
   if (p.v_scale.mode != ScaleMode::kTensor && p.v_scale.mode != ScaleMode::kHead) return;
   const float scale = p.v_scale.data[p.v_scale.mode == ScaleMode::kTensor ? 0 : head * p.v_scale.head_stride];
@@ -212,8 +211,7 @@ __device__ __forceinline__ void scale_cached_values(const AttentionParams& p, in
   }
 }
 
-// Appends all new tokens of one sequence and head that the cache keeps. Called by a whole block when every reader is
-// done.
+// Appends the new tokens of one sequence and head. Called by a whole block once all readers are done.
 __device__ __forceinline__ void append_sequence(const AttentionParams& p, int batch, int head, const Sequence& s,
                                                 SharedStorage& shared) {
   const NewTokens tokens(shared);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The packed query rows of a split: loaded and rounded once by the block, then read by each warp as the B operand of
-// S^T = K Q^T.
+// The packed query rows of a split, loaded and rounded once by the block: the B operand of S^T = K Q^T.
 #pragma once
 
+#include "common/lanes.cuh"
 #include "decode/prologue.cuh"
 #include "ptx/async_copy.cuh"
 #include "scheduler/stream_k_range.cuh"
@@ -53,9 +53,7 @@ __device__ __forceinline__ float scale_up(float largest) {
   if constexpr (Config::kComputeType != common::kFloat16 || Config::kQType == common::kFloat16) {
     return 1.0f;
   } else {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-    return query_scale(largest);
+    return query_scale(common::max_of_lanes(largest));
   }
 }
 

@@ -42,11 +42,11 @@ struct IndexScoresParams {
   IndexScoreRows scores;
   int num_columns;
   int clear;      // columns that a row does not see become -inf
-  int most_kept;  // rows that see no more keys than this need no scores; -1: all do
+  int most_kept;  // rows that see no more keys than this need no scores; -1: all rows need them
   int tile_rows;  // of a tile, up to kIndexTileRows
   int key_blocks;
   Divisor by_key_blocks, pack;  // pack: of the cache's channels
-  long long items;  // tiles times key_blocks, below 2^31
+  long long num_tiles;  // tiles times key_blocks, below 2^31
 };
 
 struct IndexSelectParams {
@@ -57,7 +57,7 @@ struct IndexSelectParams {
   int* topk_length;              // null: not wanted
   long long topk_length_stride;  // in elements
   int slots;                     // entries are slots, not positions
-  IntTable slot_table;            // absent: slots of the cache
+  IntTable slot_table;            // not given: slots of the cache
   int slot_page_size, slot_pages;
   Divisor by_slot_page;
 };

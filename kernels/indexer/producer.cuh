@@ -75,7 +75,7 @@ class Producer {
     pass_ = 0;
   }
 
-  // Advances to the next row, or pass over its heads.
+  // Advances to the next pass over a row's heads, or to the next row.
   __device__ __forceinline__ bool advance() {
     if (Config::kPasses > 1 && ++pass_ < Config::kPasses) return true;
     if (work_.mask == 0) return next_work();
@@ -83,7 +83,7 @@ class Producer {
     return true;
   }
 
-  // False: the row is only here to be cleared.
+  // False: the row needs no scores; its columns are only cleared.
   __device__ __forceinline__ bool is_scored() const {
     return range_.begin < work_.key + Config::kKeys && range_.end > work_.key && range_.begin < range_.end;
   }

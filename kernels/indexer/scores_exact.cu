@@ -109,8 +109,8 @@ extern "C" __global__ void __launch_bounds__(attune::indexer::kThreads, 6)
   __shared__ SharedStorage shared;
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
-  for (long long item = blockIdx.x; item < p.items; item += gridDim.x) {
-    const long long i = divide(item, p.by_key_blocks);
-    run_block(p, p.rows.first + i, static_cast<int>(item - i * p.key_blocks) * kKeys, shared);
+  for (long long tile_idx = blockIdx.x; tile_idx < p.num_tiles; tile_idx += gridDim.x) {
+    const long long i = divide(tile_idx, p.by_key_blocks);
+    run_block(p, p.rows.first + i, static_cast<int>(tile_idx - i * p.key_blocks) * kKeys, shared);
   }
 }

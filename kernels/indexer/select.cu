@@ -36,10 +36,10 @@ struct Threshold {
   }
 };
 
-// Histogram of the first digit of all keys. As soon as some are known to be below T, they are left out.
+// Histogram of the first digit of all keys, except those already known to be below T.
 __device__ __forceinline__ void count_first_digit(const Keys& keys, unsigned wanted, SharedStorage& shared) {
   constexpr int kShift = Config::shift(0);
-  const unsigned spare = Config::kBins + threadIdx.x % 32;  // a bin that is not used: cheaper than a branch
+  const unsigned spare = Config::kBins + threadIdx.x % 32;  // a bin that no digit has: cheaper than a branch
   unsigned least = 1;
   for (int base = 0, chunks = 1; base < keys.end; base += Config::kChunk, ++chunks) {
     unsigned rank[Config::kVectors][4];
@@ -232,8 +232,7 @@ struct Row {
     }
   }
 
-  // Called by all blocks of the cluster. candidates: their number in all blocks; 0: T is known. Returns how many keys
-  // were selected.
+  // Called by all blocks of the cluster. candidates: of all blocks; 0: T is known. Returns the number of keys selected.
   __device__ __forceinline__ int write_all(const Keys& keys, int candidates, Threshold& t,
                                            SharedStorage& shared) const {
     const bool one_span = keys.end <= Config::kSpan;

@@ -71,7 +71,7 @@ struct Keys {
   int begin, end;      // keys that exist
   Check check;
 
-  // Keys from `first` on, at most `count`, numbered from 0 again; first is a multiple of 4.
+  // Keys from `first` on, at most `count`, renumbered from 0; first is a multiple of 4.
   __device__ __forceinline__ Keys part(int first, int count) const {
     Keys k = *this;
     if (scores != nullptr) k.scores += first * stride();

@@ -74,8 +74,7 @@ struct Accum {
   }
 };
 
-// The warp's maximum of floats that are not NaN. They are mapped to unsigned integers of the same order, which
-// redux.sync takes.
+// The warp's maximum of floats that are not NaN, by redux.sync of unsigned integers in the same order.
 __device__ __forceinline__ float largest_of_warp(float x) {
   const unsigned bits = __float_as_uint(x);
   const unsigned largest = ptx::max_of_warp(bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u));
@@ -115,7 +114,7 @@ __device__ __forceinline__ SplitStats split_scales(const float4 (&stats)[2], Sha
   }
   return {{new_row_max[0], new_row_max[1]}, {row_sum[0], row_sum[1]}};
 }
-// By the first warp, when nobody reads the row max before any more.
+// Called by the first warp, once all warps have read the row max.
 __device__ __forceinline__ void reduce_row_sum(const SplitStats& own, Shared& shared, bool first) {
   float row_sum[2] = {own.row_sum[0], own.row_sum[1]};
 #pragma unroll
@@ -202,7 +201,7 @@ __device__ __forceinline__ void combine_rows(const kernels::WorkTileParams& p, c
     bool first_loads = true;
 #pragma unroll 1
     for (int i = team.rank(); i < count || first_loads; i += kSplitsAtATime << team.shift) {
-      // Beyond the last split, loads the last one again: the compiler would wait for each load that is conditional.
+      // Beyond the last split, reloads the last one: the compiler would wait for each conditional load.
       float4 x[kSplitsAtATime];
       const unsigned bytes = step();
 #pragma unroll
@@ -268,8 +267,7 @@ extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaCombineThreads
   __shared__ unsigned num_pairs, pairs_of_tile;
   __shared__ int shift;  // 2^shift warpgroups share a row pair
   if (threadIdx.x == 0) {
-    // The list is that of the schedule, which ended before the attention began. A block of the attention has seen it,
-    // and sets `seen`.
+    // The schedule, which wrote the list, ended before the attention began; a block of the attention sets `seen`.
     ptx::wait_for_change(&p.list->seen, 0);
     const int tokens = p.cu_seqlens_q.data != nullptr ? p.tokens_of_tile : min(p.tokens_of_tile, p.fixed_q);
     pairs_of_tile = (tokens * p.heads_of_tile + 15) / 16 * 8 * mla::kChannelHalves;

@@ -33,8 +33,7 @@ struct Config : ProblemConfig {
   static constexpr int kChunkBytes = kernels::kMlaChunkBytes, kTileBytes = kChunks * kChunkBytes;
   // Each of the two math warpgroups has half of V's channels.
   static constexpr int kMathWarps = 8, kChannels = kHeadDimV / 2;
-  // Cluster size: blocks with neighbouring head tiles of one work tile, which share the keys that they copy or
-  // dequantize.
+  // Cluster size: blocks with neighbouring head tiles of one work tile share copied or dequantized keys.
   static constexpr int kCluster = ATTUNE_CLUSTER;
   // Stores by threads must be made visible to wgmma (async proxy). The consumers fence, unless the copy engine reads
   // the rows too: then the producers have fenced.
@@ -43,7 +42,7 @@ struct Config : ProblemConfig {
   static constexpr int kThreads = kernels::mla_threads(kProducer, kCluster),
                        kProducerThreads = kThreads - 32 * kMathWarps;
   static constexpr int kWorkReaders = kThreads / 32 - 1;  // warps, without the one that writes
-  // Packed rows in a cluster: codes of the next tile wait in registers (mla/producers/dequant_registers.cuh).
+  // Packed rows in a cluster: fp8 of the next tile wait in registers (mla/producers/dequant_registers.cuh).
   static constexpr bool kRegisterStaged = kDequant && kCluster > 1;
   // Gathered sparse rows and TMA boxes: warpgroup 1 publishes P while a PV GEMM still runs. Gathered sparse rows:
   // warpgroup 0 also issues the next QK GEMM early (mla/m64/mainloop.cuh). Both take registers.
@@ -57,7 +56,7 @@ struct Config : ProblemConfig {
   static constexpr int kMaskWords = kTma ? 2 : 8;
   static constexpr ptx::Type kMmaType = kType == common::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
 
-  static_assert(kCluster == 1 || (kCluster == 2 && (kDequant || kTma)), "pairs of blocks share boxes or codes");
+  static_assert(kCluster == 1 || (kCluster == 2 && (kDequant || kTma)), "pairs share TMA boxes or dequantized rows");
   static_assert(!(kSparse && kTma), "boxes hold neighbours");
   static_assert(!(kSparse && KeyMask::kAny), "lists say which keys are seen");
 };
@@ -71,8 +70,7 @@ constexpr int kSlices = kernels::kMlaSlices;
 __device__ __forceinline__ constexpr Slice slice_at(int i) {
   return i == 0 ? Slice{Config::kChunksV, Config::kChunks - Config::kChunksV} : Slice{2 * i - 2, 2};
 }
-// Whether the barriers are of halves of V. Then tiles of warpgroup 1 get that half first that warpgroup 1 frees itself:
-// it is free earlier.
+// Whether barriers are of halves of V. Then tiles of warpgroup 1 get first the half that it frees itself, earlier.
 constexpr bool kSignalByHalf = Config::kGather || Config::kRegisterStaged;
 // The order in which slices arrive. second: in a tile of warpgroup 1.
 __device__ __forceinline__ constexpr int slice_in_order(int i, bool second) {
@@ -86,8 +84,7 @@ __device__ __forceinline__ constexpr bool has_full_barrier(int slice) {
 __device__ __forceinline__ constexpr int barrier_of(int slice) { return kSignalByHalf ? (slice + 1) / 2 * 2 : slice; }
 // The slice whose "full" barrier covers the mask.
 constexpr int kMaskSlice = slice_at(0).count != 0 ? 0 : 2;
-// Regions of a stage, each with an "empty" barrier: 0 is what only K has, 1 and 2 are the halves of V. Slice i lies in
-// region half_of(i).
+// Regions of a stage, each with an empty barrier: 0 has the rope channels, 1 and 2 halves of V; slice i: half_of(i).
 constexpr int kKOnly = 0;
 __device__ __forceinline__ constexpr int half_of(int slice) { return (slice + 1) / 2; }
 
@@ -168,24 +165,24 @@ struct Smem : common::SharedView<SharedStorage> {
   __device__ __forceinline__ unsigned to_other() const {
     return ptx::shared_in_block(base, 1 - ptx::cluster_rank()) - base;
   }
-  // A ring through which the cluster's first block sends item numbers to the other by DSMEM
+  // A ring through which the cluster's first block sends tile indices to the other by DSMEM
   // (scheduler/tile_scheduler.cuh). Its four entries suffice: the first block fetches a work tile while it loads the
-  // one before, and has loaded the one before that, so both blocks have read the item of three before.
-  __device__ __forceinline__ unsigned item(unsigned n) const {
-    return ATTUNE_SHARED_AT_INDEX(SharedStorage, items, n % kernels::kMlaItems);
+  // one before, and has loaded the one before that, so both blocks have read the index of three before.
+  __device__ __forceinline__ unsigned tile_idx(unsigned n) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, tile_idx, n % kernels::kMlaTileIdxSlots);
   }
-  __device__ __forceinline__ unsigned item_full(unsigned n) const {
-    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.item_full, n % kernels::kMlaItems);
+  __device__ __forceinline__ unsigned tile_idx_full(unsigned n) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.tile_idx_full, n % kernels::kMlaTileIdxSlots);
   }
-  __device__ __forceinline__ void send_item(unsigned n, int x) const {
+  __device__ __forceinline__ void send_tile_idx(unsigned n, int x) const {
     const unsigned there = to_other();
-    ptx::store_async(item(n) + there, static_cast<unsigned>(x), item_full(n) + there);
+    ptx::store_async(tile_idx(n) + there, static_cast<unsigned>(x), tile_idx_full(n) + there);
   }
-  __device__ __forceinline__ int receive_item(unsigned n) const {
-    if (threadIdx.x % 32 == 0) ptx::arrive_expecting(item_full(n), 4);
+  __device__ __forceinline__ int receive_tile_idx(unsigned n) const {
+    if (threadIdx.x % 32 == 0) ptx::arrive_expecting(tile_idx_full(n), 4);
     __syncwarp();
-    ptx::wait_phase(item_full(n), n / kernels::kMlaItems % 2);
-    return static_cast<int>(ptx::load_shared_u32(item(n)));
+    ptx::wait_phase(tile_idx_full(n), n / kernels::kMlaTileIdxSlots % 2);
+    return static_cast<int>(ptx::load_shared_u32(tile_idx(n)));
   }
 };
 

@@ -58,7 +58,7 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
       for (int half = 0; half < 3; ++half) ptx::init_barrier(smem.k_empty(stage, half), 4 * Config::kCluster);
     }
     scheduler::init_work_barriers(smem, Config::kWorkReaders);
-    for (int i = 0; i < kernels::kMlaItems; ++i) ptx::init_barrier(smem.item_full(i), 1);
+    for (int i = 0; i < kernels::kMlaTileIdxSlots; ++i) ptx::init_barrier(smem.tile_idx_full(i), 1);
     ptx::init_barrier(smem.q_full(), 1);
     ptx::init_barrier(smem.q_empty(), Config::kMathWarps);
     for (int warp = 0; warp < 4; ++warp) ptx::init_barrier(smem.partial_full(warp), 1);
@@ -67,8 +67,8 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
   sync_block_or_cluster();
 }
 
-// Says that this thread no longer touches the other block's shared memory. It comes before the output is stored, so
-// that nobody waits for those stores.
+// This thread no longer accesses the other block's shared memory. Comes before the output is stored: the release would
+// wait for those stores.
 __device__ __forceinline__ void cluster_arrive() {
   if constexpr (Config::kCluster > 1) {
     __syncwarp();

@@ -27,7 +27,7 @@ constexpr int kMlaPartialStats = 8;               // words of a row of a partial
 constexpr int kMlaCombineThreads = 512;           // of a block
 constexpr int kMlaChunkBytes = kMlaBlockN * 128;  // 64 channels of a tile, or of q
 constexpr int kMlaSlices = 5;                     // channel slices of a tile
-constexpr int kMlaItems = 4;                      // ring of item numbers between the blocks of a cluster
+constexpr int kMlaTileIdxSlots = 4;               // ring of tile indices between the blocks of a cluster
 
 // The m16 kernel (mla/m16.cu): rows of queries, math warps, threads.
 constexpr int kMlaM16Rows = 16, kMlaM16MathWarps = 8, kMlaM16Threads = 384;

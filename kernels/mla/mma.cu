@@ -36,7 +36,7 @@ __device__ __forceinline__ bool mma_next_work(const WorkTileParams& p, MmaStorag
       // Where one round takes all, nothing is counted; whoever counts last resets the counter.
       int item = first ? static_cast<int>(blockIdx.x) : num_items;
       if (!first && num_items > blocks) {
-        if (threadIdx.x == 0) item = blocks + static_cast<int>(ptx::count_arrival(&p.list->next_item, num_items - 1));
+        if (threadIdx.x == 0) item = blocks + static_cast<int>(ptx::count_arrival(&p.list->next_tile, num_items - 1));
         item = __shfl_sync(0xffffffffu, item, 0);
       }
       work = item / p.num_head_tiles;

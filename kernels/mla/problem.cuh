@@ -27,7 +27,7 @@ struct ProblemConfig {
 
   static_assert(kType == common::kBFloat16 || kType == common::kFloat16, "products take 16-bit elements here");
   static_assert(kHeadDimQk == kHeadDimV || kHeadDimQk == kHeadDimV + 64, "channels beyond V's are one slice");
-  static_assert(!kDequant || kType == common::kBFloat16, "codes become bf16");
+  static_assert(!kDequant || kType == common::kBFloat16, "fp8 is dequantized to bf16");
 };
 
 // The cache's packed format, if it has one.

@@ -23,7 +23,7 @@ struct alignas(16) MlaBarriers {
   Barrier work_full[kWorkSlots], work_empty[kWorkSlots];
   Barrier q_full, q_empty;
   Barrier partial_full[4];  // of each producer warp alone, for tiles that are partly invalid
-  Barrier item_full[kMlaItems];
+  Barrier tile_idx_full[kMlaTileIdxSlots];
 };
 
 // row_max and row_sum of the two rows that four threads share, in the place of the first thread's P.
@@ -45,7 +45,7 @@ struct MlaStorage {
   int unmasked_tiles[2];              // [begin, end) of the work tile's tiles of which all rows see all keys
   alignas(8) int row_limits[kMlaBlockM][2];
   MlaTileMask<kMaskWords> masks[kMlaStages];
-  alignas(16) unsigned items[kMlaItems];
+  alignas(16) unsigned tile_idx[kMlaTileIdxSlots];
   MlaBarriers barriers;
   ScheduleCheck check;
   using Slot = WorkSlot;

@@ -7,8 +7,7 @@
 namespace attune::prefill {
 
 struct Accumulators {
-  // O of row h and pair i of channels (first_of_pair(i, ..) and the next) is o[pair_at(h, i)] and the element kPairStep
-  // after it.
+  // O of row h, channels first_of_pair(i, ..) and the next, is o[pair_at(h, i)] and the element kPairStep after it.
   static constexpr int kPairs = Config::kChannels / 8, kPairStep = Config::kFp8 ? 4 : 1;
   float o[Config::kChannels / 2];
   // row_max: of unscaled products where Rows::kProducts, else of scores in base 2; in base 2 everywhere after the

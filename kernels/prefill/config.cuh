@@ -5,6 +5,7 @@
 #include "common/cached_slot.cuh"
 #include "common/element.cuh"
 #include "common/kinds.h"
+#include "common/lanes.cuh"
 #include "common/pipeline_state.cuh"
 #include "prefill/prefill_params.h"
 #include "ptx/async_copy.cuh"
@@ -16,6 +17,7 @@
 namespace attune::prefill {
 
 using common::find_slot, common::has_value, common::int_at, common::is_there, common::scale_of, common::slot_in_page;
+using common::quad_max, common::quad_sum;
 using common::kLog2e;
 using common::PipelineState, common::Slot;
 using kernels::WorkTile, kernels::WorkTileParams;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The dequant warps: three warps convert raw 8-bit tiles, which the producer copies, to 16-bit K and V, in rows
-// swizzled as the TMA writes them. They store per-token scales beside K, and zero rows of V that nobody may see.
+// swizzled as the TMA writes them. They store per-token scales beside K, and zero masked rows of V.
 #pragma once
 
 #include "prefill/dequant_elements.cuh"
@@ -72,7 +72,7 @@ class Dequantizer {
     for (int i = 0; i < KeyScales::kNum; ++i) {
       const int key = thread_ + i * kThreads;
       if (key >= Config::kKeys) break;
-      // racecheck reports these beside scale_columns(): it does not follow a thread's arrival for those that it met.
+      // racecheck reports these beside scale_columns(), as it does the mask below.
       smem_.scales(stage, false)[key] = scales.k[i];
       smem_.scales(stage, true)[key] = scales.v[i];
     }
@@ -84,12 +84,11 @@ class Dequantizer {
     if (!tile.cached) return;
     const PipelineState raw = raw_pipe_;
     raw_pipe_.next<Config::kRawStages>();
-    // The producer copies raw tiles after all earlier dense tiles have their stages: then the phase of k_empty never
-    // lags by two.
+    // The producer copies raw tiles after all earlier dense tiles have stages, so k_empty never lags by two phases.
     ptx::wait_phase(smem_.raw_full(raw.stage), raw.phase);
     ptx::wait_phase(smem_.k_empty(pipe.stage), pipe.phase ^ 1);
     if (Config::kTokenScales) store_scales(scales, pipe.stage);
-    // racecheck reports this beside Softmax::mask_edge(): it does not follow a thread's arrival for those that it met.
+    // racecheck reports this beside Softmax::mask_edge(): it does not model a thread that arrives for its whole warp.
     if (thread_ < static_cast<int>(sizeof(TileMask) / 4)) {
       ptx::store_shared_u32(smem_.mask(pipe.stage) + 4 * thread_,
                             ptx::load_shared_u32(smem_.raw_mask(raw.stage) + 4 * thread_));

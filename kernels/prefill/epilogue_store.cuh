@@ -4,7 +4,7 @@
 #pragma once
 
 #include "common/finish.cuh"
-#include "common/quad.cuh"
+#include "common/lanes.cuh"
 #include "prefill/accumulators.cuh"
 #include "ptx/atomic.cuh"
 #include "ptx/barrier.cuh"
@@ -46,7 +46,7 @@ __device__ __forceinline__ void store_permuted(const WorkTileParams& p, const Ac
 }
 
 // 16-bit rows through shared memory: 16 rows of 128 bytes for each 64 channels, blocks of channels kRows rows apart.
-// stmatrix writes accumulators there; rows leave in pieces of 16 bytes. The swizzle keeps the eight rows of a matrix,
+// stmatrix writes accumulators there; rows are stored 16 bytes at a time. The swizzle keeps the eight rows of a matrix,
 // and those of a load, in different banks.
 __device__ __forceinline__ void store_through_smem(const WorkTileParams& p, unsigned shared, const Accumulators& a,
                                                    const float (&factor)[2], const long long (&at)[2]) {
@@ -206,8 +206,7 @@ __device__ __forceinline__ void combine_row(const WorkTileParams& p, const WorkT
   };
   float max = -ptx::infinity();
   for (int i = lane; i < t.num_splits; i += 32) max = fmaxf(max, stats(i).x);
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
+  max = common::max_of_lanes(max);
   const float row_max_ref = finite_row_max(max);
   float row_sum = 0;
   float2 o[kPairs] = {};

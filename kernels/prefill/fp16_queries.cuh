@@ -34,8 +34,7 @@ class Fp16Queries {
 #pragma unroll
           for (unsigned word : words) top = max(max(top, word & 0x7fff0000u), word << 16 & 0x7fff0000u);
         }
-        top = max(top, __shfl_xor_sync(0xffffffffu, top, 1));
-        top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        top = common::quad_max(top);
         // As fp32 bits. A row below 2^-100 is raised as one of 2^-100.
         const unsigned exponent = max(top & 0x7f800000u, 27u << 23);
         raise = __uint_as_float((269u << 23) - exponent);
@@ -44,7 +43,7 @@ class Fp16Queries {
       const float scale = k_scale == 0.0f ? 0.0f : raise, times = k_scale < 0.0f ? -scale : scale;
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {
-        unsigned words[4];  // read again: registers are scarce
+        unsigned words[4];  // reloaded: registers are scarce
         ptx::load_shared_four(chunk_at(at, i), words);
 #pragma unroll
         for (unsigned& word : words) word = ptx::pack_f16(lower_of(word) * times, upper_of(word) * times);

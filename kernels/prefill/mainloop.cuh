@@ -36,8 +36,7 @@ class Mainloop : Softmax {
     q_ = q_descriptor(0);
   }
 
-  // Issues the first QK GEMM of a work tile. Not where both dense and cache-form tiles may follow: run() issues it
-  // then.
+  // Issues the first QK GEMM of a work tile, except where both dense and cache-form tiles may follow (see run()).
   __device__ __forceinline__ void start_first_qk(const WorkTile& work, int kv_head, float (&s)[Config::kKeys / 2]) {
     if constexpr (kTwoForms) {
       factor_[0] = factor_[1] = c_;
@@ -56,7 +55,7 @@ class Mainloop : Softmax {
   }
 
   // Issues the first QK GEMM of the next work tile while the last PV GEMM of this one runs. Where there is none (any is
-  // false) it multiplies stale shared memory and nobody reads the result: wgmma in a conditional branch makes the
+  // false) it multiplies stale shared memory and the result is not read: wgmma in a conditional branch makes the
   // compiler serialize all products.
   __device__ __forceinline__ void start_next_qk(bool any, float (&s)[Config::kKeys / 2]) {
     const KDescriptor<kSingleForm> k = k_descriptor<kSingleForm>();
@@ -129,10 +128,7 @@ class Mainloop : Softmax {
   // Sums row_sum over the quad of lanes that share a row.
   __device__ __forceinline__ static void reduce_row_sum(Accumulators& a) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 1);
-      a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 2);
-    }
+    for (float& row_sum : a.row_sum) row_sum = quad_sum(row_sum);
   }
   // row_max in base 2, row_sum relative to it, and o_scale. O itself is only multiplied by v_scale, where there is one.
   __device__ __forceinline__ void finalize(Accumulators& a, float v_scale = 1.0f,
@@ -233,8 +229,7 @@ class Mainloop : Softmax {
         if (i >= retry_end && !redo && !holds_barrier && p_.max_logits == nullptr) {
           int limit[2];
           find_limits(a, limit);
-          // The loop condition must be warp-uniform for the compiler: else each group of exponentials costs 40 clocks
-          // more.
+          // The loop condition must be warp-uniform, else each group of exponentials costs 40 clocks more.
           const TileSpan full = {__shfl_sync(0xffffffffu, whole.begin, 0), __shfl_sync(0xffffffffu, whole.end, 0)};
           if (math_thread() % 128 == 0) ptx::store_shared_two(smem_.over_cap(group_, 0), 0, 0);
           if (may_run_small && full.has(i) && !any_of_group(limit[0] < 0 || limit[1] < 0)) {

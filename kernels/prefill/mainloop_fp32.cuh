@@ -5,7 +5,7 @@
 //   O = O 2^(m - m') + (P_i V_i);   c = scale log2 e
 //
 // Of the nine products of three parts by three, six are computed; the others are below 2^-24 of the whole. The smallest
-// is added first, so that the largest parts meet few roundings of the accumulator (towards zero). For the same reason
+// is added first: the largest parts go through few roundings of the accumulator (towards zero). For the same reason
 // PV of a tile starts from zero and is added to O in fp32, which rescales O at no cost.
 //
 // A warpgroup overlaps nothing: its GEMMs take several times as long as its softmax, during which the other warpgroup
@@ -62,8 +62,7 @@ class MainloopFp32 {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       a.o_scale[h] = 1.0f;
-      a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 1);
-      a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 2);
+      a.row_sum[h] = common::quad_sum(a.row_sum[h]);
     }
   }
 
@@ -76,7 +75,7 @@ class MainloopFp32 {
   __device__ __forceinline__ static constexpr int right_part(int pair) {
     return pair == 1 ? 2 : pair == 2 || pair == 4 ? 1 : 0;
   }
-  // With wide O there are no registers for the rows: they are computed again for each tile.
+  // With wide O there are no registers for the rows: they are recomputed for each tile.
   static constexpr bool kKeepsRows = Config::kChannels <= 128;
   // Channels of O in one PV GEMM: as many as registers allow.
   static constexpr int kMostChannels = Config::kChannels < 128 ? Config::kChannels : 64;
@@ -150,8 +149,7 @@ class MainloopFp32 {
       float top = s[2 * h];
 #pragma unroll
       for (int j = 1; j < Config::kKeys / 4; ++j) top = fmaxf(top, s[j / 2 * 4 + 2 * h + j % 2]);
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      top = common::quad_max(top);
       const float before = a.row_max[h];
       a.row_max[h] = fmaxf(before, top * c_);
       const float row_max_ref = finite_row_max(a.row_max[h]);

@@ -107,9 +107,7 @@ class MainloopFp8 {
     for (int h = 0; h < 2; ++h) {
       a.row_max[h] = a.row_max_ref[h] == kNoRowMax ? -ptx::infinity() : a.row_max_ref[h] + kMaxOffset;
       a.o_scale[h] = 1.0f;
-      a.row_sum[h] *= kUnit;
-      a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 1);
-      a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 2);
+      a.row_sum[h] = common::quad_sum(a.row_sum[h] * kUnit);
     }
   }
 
@@ -120,8 +118,7 @@ class MainloopFp8 {
   static constexpr float kMaxP = 448;
   // row_max_ref of a row that has seen no key. P against it is 0, as all scores are -inf.
   static constexpr float kNoRowMax = -3e38f;
-  // Exponentials of a group; groups before the wait for the PV GEMM; registers of PV added to O beside each later
-  // group.
+  // Exponentials of a group; groups before the wait for the PV GEMM; registers of PV added beside each later one.
   static constexpr int kExpGroup = 8, kExpGroups = Config::kKeys / 2 / kExpGroup, kGroupsBeforePv = kExpGroups / 2;
   static constexpr int kPvAdded = Config::kChannels / 2 / (kExpGroups - kGroupsBeforePv);
 
@@ -256,8 +253,7 @@ class MainloopFp8 {
     float top = fmaxf(s[2 * h], s[2 * h + 1]);
 #pragma unroll
     for (int j = 1; j < Config::kKeys / 8; ++j) top = fmaxf(top, fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-    return fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    return common::quad_max(top);
   }
 
   __device__ __forceinline__ static void update_row_max_ref(const float (&s)[Config::kKeys / 2], float c,

@@ -104,8 +104,7 @@ __device__ __forceinline__ int Mainloop::run_softcap_small(int least, int i, int
     out_of_range = softmax_softcap_small(i, s, limit, a, last, [&] { pack_p<kCacheForm, 0, kLastGroup>(s, p_regs); });
     add_row_sum<true>(kScores - kReduceLag, kScores, s, a);
     pack_p<kCacheForm, kLastGroup>(s, p_regs);
-    // racecheck reports this beside the load above: it does not follow named_barrier_arrive(), for which the group
-    // waits.
+    // racecheck reports this beside the load above: it does not model named_barrier_arrive().
     if (out_of_range) ptx::store_shared_u32(smem_.over_cap(group_, i), 1);
     pending = k_pipe_, has_pending = true;
     k_pipe_.next<Config::kStages>();

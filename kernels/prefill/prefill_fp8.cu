@@ -21,7 +21,7 @@
 
 namespace attune::prefill {
 
-// The thread's rows are computed again where needed: the mainloop leaves no registers for them.
+// The thread's rows are recomputed where needed: the mainloop has no registers for them.
 __device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& smem) {
   const int group = threadIdx.x / 128 - 1;
   // Opens the warp scheduler barrier for the first warpgroup.

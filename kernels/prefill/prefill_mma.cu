@@ -16,7 +16,7 @@
 //
 // Blocks: one for each row block, query head and sequence, those of the last rows first: causal ones see most keys.
 // Heads are the fastest axis, so that blocks of one KV head run at a time.
-#include "common/quad.cuh"
+#include "common/lanes.cuh"
 #include "prefill/mma/codes.cuh"
 #include "prefill/mma/mainloop.cuh"
 #include "prefill/mma/producer.cuh"

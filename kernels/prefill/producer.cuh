@@ -175,8 +175,7 @@ class Producer {
     __syncwarp();
   }
 
-  // Copies a cached tile: boxes of kBlocks times kChannels channels, in rows of kPitch bytes. page: from
-  // prefetch_page().
+  // Copies a cached tile: kBlocks boxes of kChannels channels, in rows of kPitch bytes. page: of prefetch_page().
   template <int kBlocks, int kPitch, int kChannels>
   __device__ __forceinline__ void copy_cached(const WorkTile& work, const Tile& tile, int page, bool values,
                                               const ptx::TensorMap& map, unsigned to, unsigned barrier,

@@ -159,8 +159,7 @@ class GatherProducer : Producer {
                 : nullptr;
   }
 
-  // Writes the TileMask: which keys are on pages that do not exist. Each warp has one byte of `any`. The stage is
-  // empty.
+  // Writes the TileMask, of keys on pages that do not exist. Each warp has one byte of `any`. The stage is empty.
   __device__ __forceinline__ void write_tile_mask(unsigned at, const WorkTile& work, const Tile& tile,
                                                   const Key& key) const {
     const bool bad = key_of(tile) >= tile.low && key_of(tile) < tile.high &&

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recomputes rows with non-finite outputs. P is 0 where a row of the block may not see a key, but 0 times a NaN or
-// infinite V is NaN. Such rows are computed again key by key, from what they may see. This is slow, and needed only
+// infinite V is NaN. Such rows are recomputed key by key, from visible keys alone. This is slow, and needed only
 // where V has such values, or where scores rise by more than fp32 holds from one key tile to the next.
 #pragma once
 
@@ -11,8 +11,7 @@ namespace attune::prefill {
 
 class NonfiniteRows {
  public:
-  // Whether row_sum is looked at: with a deferred max, P of one tile may be finite and its sum infinite; P in e4m3 is
-  // always finite.
+  // Whether row_sum is tested: with a deferred max finite P may have an infinite sum; P in e4m3 is always finite.
   static constexpr bool kLooksAtSum = Config::kFp8 || Config::kDeferredMax || Config::kDeferredMaxSoftcap;
 
   // Finds the thread's rows with a non-finite output, or a non-finite row_sum where O may be finite beside it.
@@ -28,7 +27,7 @@ class NonfiniteRows {
     }
   }
 
-  // Called by all lanes of the warp after the work tile, or its split, was stored. Stores the recomputed rows again.
+  // Called by all lanes of the warp after the work tile, or its split, was stored. Overwrites the recomputed rows.
   __device__ __forceinline__ void recompute(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                             const Rows& rows) const {
     if (!__any_sync(0xffffffffu, nonfinite_[0] || nonfinite_[1])) return;
@@ -123,9 +122,7 @@ class NonfiniteRows {
           s = Rows::score_of(p, s, terms, key, static_cast<float>(position - key));
           if (s == -ptx::infinity()) k.data = nullptr;  // P is 0, so V must not count either
         }
-        float new_max = fmaxf(row_max, s);
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) new_max = fmaxf(new_max, __shfl_xor_sync(0xffffffffu, new_max, step));
+        const float new_max = common::max_of_lanes(fmaxf(row_max, s));
         const float row_max_ref = finite_row_max(new_max), rescale = ptx::exp2_approx(row_max - row_max_ref);
         const float own_p = ptx::exp2_approx(s - row_max_ref);
         row_max = new_max;

@@ -88,8 +88,7 @@ struct Rows {
     float slope;
   };
   __device__ __forceinline__ Terms terms(int h) const { return {head[h], token[h], before, slope[kAlibiOn ? h : 0]}; }
-  // A product as a score in base 2. distance: from key to query, as a float: conversions would occupy the
-  // special-function unit.
+  // A product as a score in base 2. distance: from key to query; a float, as conversions occupy the SFU.
   __device__ __forceinline__ static float score_of(const WorkTileParams& p, float s, const Terms& t, int key,
                                                    float distance) {
     if constexpr ((Config::kScore & use::kSoftcap) != 0) {

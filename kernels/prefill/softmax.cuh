@@ -13,8 +13,7 @@ class Softmax {
   __device__ __forceinline__ Softmax(const WorkTileParams& p, const Smem& smem)
       : p_(p), smem_(smem), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {}
 
-  // A work tile may have dense tiles and tiles in the cache's form. The dense ones come first and use q in its own
-  // type.
+  // A work tile may have dense tiles and tiles in the cache's form. Dense ones come first and use q's own type.
   static constexpr bool kTwoForms = (Config::kQuantized || Config::kXpacked) && Config::kDense;
 
   // O is rescaled only where P would exceed 2^kRescaleThreshold, which is rare after the first tile. The largest P is
@@ -136,8 +135,7 @@ class Softmax {
     return true;
   }
 
-  // Updates row_max_ref of rows whose row_max is too far above it, in a first tile of all rows. Returns whether one of
-  // the warp was updated.
+  // Updates row_max_ref where row_max is too far above it, in a first tile always. Returns whether any in the warp was.
   template <bool kCacheForm, bool kFirst>
   __device__ __forceinline__ bool update_row_max_ref(float (&rescale)[2], Accumulators& a) const {
     const auto is_far = [&](int h) {
@@ -241,8 +239,7 @@ class Softmax {
 #pragma unroll
       for (int j = 0; j < Config::kKeys / 8; ++j)
         top = max(max(top, bits_of(s[4 * j + 2 * h])), bits_of(s[4 * j + 2 * h + 1]));
-      top = max(top, __shfl_xor_sync(0xffffffffu, top, 1));
-      top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      top = quad_max(top);
       if (top <= bits_of(kMaxP)) continue;
       const int powers = min((top >> 23) - 127, 126);
       const float factor = __uint_as_float(static_cast<unsigned>(127 - powers) << 23);

@@ -74,8 +74,7 @@ __device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys 
   }
 }
 
-// The max over this thread's scores of row h and, without slopes, x. Several chains, as too few warps run to hide the
-// latency of one.
+// The max over this thread's scores of row h and, without slopes, x. Several chains hide latency: warps are few.
 template <int kCount, class T, class Bits, class Max>
 __device__ __forceinline__ T thread_row_max(const float (&s)[Config::kKeys / 2], int h, T x, const Bits& bits,
                                             const Max& largest) {
@@ -98,15 +97,9 @@ __device__ __forceinline__ bool all_nonnegative(const float (&max)[2]) {
   return !__any_sync(0xffffffffu, (bits_of(max[0]) | bits_of(max[1])) < 0);
 }
 
-// row_max covers a thread's own keys until row_max_ref is updated or the work tile ends: each lane of a quad can tell
+// row_max covers a thread's own keys until row_max_ref is updated or the work tile ends: each lane of a quad can see
 // by itself whether an update is needed.
 constexpr bool kThreadRowMax = Rows::kPlain;
-
-// The max over the quad of lanes that share a row.
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
 
 // Updates row_max with this tile. nonnegative: all_nonnegative(a.row_max), unused in a first tile.
 template <int kCount, bool kFirst>

@@ -77,7 +77,7 @@ class VTransposer {
     ++tiles_;
   }
 
-  // Zeroes keys from `begin` on, which nobody may see, in this warp's channels.
+  // Zeroes masked keys, from `begin` on, in this warp's channels.
   __device__ __forceinline__ void zero_rows_from(int begin, unsigned raw) const {
 #pragma unroll 1
     for (int key = begin + lane_; key < Config::kKeys; key += 32) {

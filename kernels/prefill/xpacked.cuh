@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// V of an x-packed tile, as wgmma reads it: for each 16 keys all channels, each a row of 32 bytes, swizzled by 32
-// bytes.
+// V of an x-packed tile, as wgmma reads it: for each 16 keys a row of 32 bytes for each channel, 32B swizzle.
 #pragma once
 
 #include "prefill/shared_storage.cuh"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions between element types, two at a time. PTX ISA, "cvt", "prmt", and "sub", "mul" and "fma" (half
-// precision).
+// Conversions between element types, two at a time. PTX ISA, "cvt", "prmt"; "sub", "mul" and "fma" of half precision.
 #pragma once
 
 namespace attune::ptx {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Approximate functions of one argument, with errors of about 2^-22: PTX ISA, "ex2", "lg2", "rcp" and "sqrt". And
-// "max".
+// Approximate functions with errors of about 2^-22: PTX ISA, "ex2", "lg2", "rcp" and "sqrt". And "max".
 #pragma once
 
 #include "ptx/architecture.h"

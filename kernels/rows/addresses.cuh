@@ -10,7 +10,7 @@ namespace attune::rows {
 
 using Mla = common::MlaRow<kFormat == 584 ? 584 : 656>;  // where kFormat is not 0
 
-// Sets address.cache and address.scales to head 0 at slots k and v. No slot: leaves them null.
+// Sets address.cache and address.scales to head 0 at slots k and v. No slot: they stay null.
 template <class Params, class Addresses>
 __device__ __forceinline__ void set_slot_addresses(const Params& p, const Slot& k, const Slot& v, Addresses& address) {
   if (k.page < 0) return;

@@ -118,7 +118,7 @@ __device__ __forceinline__ void merge_row(const MergeParams& p, const OutputRow&
 
 }  // namespace attune::rows
 
-// For other GPUs than Hopper the compiler spills unless it is told of two blocks.
+// Two blocks a multiprocessor: without the bound the compiler spills on other GPUs than Hopper.
 #if __CUDA_ARCH__ == 900
 #define ATTUNE_MERGE_BOUNDS attune::kernels::kRowsThreads
 #else

@@ -7,6 +7,7 @@
 //
 // Tiles. A block takes tile tokens, a warp kRows of them at a time; a group's lanes compute its scale by shuffles. Then
 // rows of q: 8 lanes take the 64 rotary channels, a warp takes kHeads heads of a token.
+#include "common/lanes.cuh"
 #include "ptx/grid.cuh"
 #include "rows/mla_rope.cuh"
 #include "rows/mla_row.cuh"
@@ -76,16 +77,14 @@ __device__ __forceinline__ void convert_and_store_row(const StoreParams& p, cons
       float amax = 0;
 #pragma unroll
       for (int k = 0; k < kRun; ++k) amax = common::larger_magnitude(amax, x[k]);
-#pragma unroll
-      for (int step = kGroupLanes / 2; step > 0; step /= 2)
-        amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, step));
+      amax = common::max_of_lanes<kGroupLanes>(amax);
       of_step[i] = common::mla_scale<kFormat>(amax, power_of_two);
       if (d < Mla::kNope) {
-        float codes[kRun];
+        float scaled[kRun];
 #pragma unroll
-        for (int k = 0; k < kRun; ++k) codes[k] = x[k];
-        common::divide_by_scale<kFormat>(codes, amax, of_step[i], power_of_two);
-        common::store_run<kRun>(common::kE4m3, common::encode_run<kRun>(common::kE4m3, codes),
+        for (int k = 0; k < kRun; ++k) scaled[k] = x[k];
+        common::divide_by_scale<kFormat>(scaled, amax, of_step[i], power_of_two);
+        common::store_run<kRun>(common::kE4m3, common::encode_run<kRun>(common::kE4m3, scaled),
                                 global(r.address.row + d), 1, true);
       }
     }

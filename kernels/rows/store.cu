@@ -12,6 +12,7 @@
 // Order. 1. One thread a token computes its sequence, position and addresses, in shared memory. 2. A thread stays with
 // a token for several heads, and keeps its cosines and sines in registers; it loads its runs of ATTUNE_ROWS rows, then
 // converts and stores them row by row. A whole row is read before any of it is written: outputs may alias the inputs.
+#include "common/lanes.cuh"
 #include "ptx/grid.cuh"
 #include "rows/addresses.cuh"
 
@@ -158,9 +159,7 @@ __device__ __forceinline__ float amax_of_row(const Units& units, const Row& r, c
       if (unit.second >= 0) amax = common::larger_magnitude(amax, x[u][1][k]);
     }
   }
-#pragma unroll
-  for (int step = kLanes / 2; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, step));
-  return amax;
+  return common::max_of_lanes<kLanes>(amax);
 }
 
 __device__ __forceinline__ void store_plain(const StoreParams& p, const Units& units, const Row& r, int lane,
@@ -187,12 +186,12 @@ __device__ __forceinline__ void store_plain(const StoreParams& p, const Units& u
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
       if (side == 1 && unit.second < 0) continue;
-      float codes[kWidth];
+      float scaled[kWidth];
 #pragma unroll
-      for (int k = 0; k < kWidth; ++k) codes[k] = x[u][side][k];
-      if (mode != ScaleMode::kNone) over.divide(codes);
+      for (int k = 0; k < kWidth; ++k) scaled[k] = x[u][side][k];
+      if (mode != ScaleMode::kNone) over.divide(scaled);
       store(plane, dtype, r.cache, side == 0 ? unit.first : unit.second,
-            kCopies ? r.raw[u][side] : common::encode_run<kWidth>(dtype, codes));
+            kCopies ? r.raw[u][side] : common::encode_run<kWidth>(dtype, scaled));
     }
   }
 }
@@ -222,10 +221,7 @@ __device__ __forceinline__ void scale_groups(const StoreParams& p, char* scales,
   // If no RoPE pair crosses groups, lane l has channels 16 l.., and neighbouring lanes share a group.
   if (kInOrder || (kWidth == 8 && (p.prologue.cos_sin == nullptr || p.prologue.rope_offset >= Mla::kNope))) {
     constexpr int kLanesOfGroup = Mla::kGroup / 16;
-    float largest = fmaxf(amax[0][0], amax[0][1]);
-#pragma unroll
-    for (int step = kLanesOfGroup / 2; step > 0; step /= 2)
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+    const float largest = common::max_of_lanes<kLanesOfGroup>(fmaxf(amax[0][0], amax[0][1]));
     if (group[0][0] < 0) return;
     scale[0][0] = scale[0][1] = common::mla_scale<kFormat>(largest, power_of_two);
     if (lane % kLanesOfGroup == 0) Mla::store_scale(scales, group[0][0], scale[0][0]);
@@ -267,11 +263,11 @@ __device__ __forceinline__ void store_packed(const StoreParams& p, const Units& 
       if (d < 0) continue;
       if (d < Mla::kNope) {
         const common::Divider over(scale[u][side]);
-        float codes[kWidth];
+        float scaled[kWidth];
 #pragma unroll
-        for (int k = 0; k < kWidth; ++k) codes[k] = x[u][side][k];
-        over.divide(codes);
-        common::store_run<kWidth>(common::kE4m3, common::encode_run<kWidth>(common::kE4m3, codes), global(r.cache + d),
+        for (int k = 0; k < kWidth; ++k) scaled[k] = x[u][side][k];
+        over.divide(scaled);
+        common::store_run<kWidth>(common::kE4m3, common::encode_run<kWidth>(common::kE4m3, scaled), global(r.cache + d),
                                   1, kVector);
       } else {
         common::store_halves<kWidth>(common::encode_run<kWidth>(common::kBFloat16, x[u][side]),

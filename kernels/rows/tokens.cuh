@@ -123,8 +123,7 @@ __device__ __forceinline__ bool is_finished(const RowTokens& t, int sequence) {
   return t.finished != nullptr && t.finished[sequence * t.finished_stride] != 0;
 }
 
-// Calls f(i, row, owner) for the rows of this block, one thread for each, then synchronises. Returns the number of
-// rows.
+// Calls f(i, row, owner) for the rows of this block, a thread each, then synchronises. Returns how many there are.
 template <class F>
 __device__ __forceinline__ int for_each_token(const RowTokens& t, F f) {
   __shared__ Owner owners[kMaxTileTokens];

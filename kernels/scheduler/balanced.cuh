@@ -10,8 +10,7 @@
 // come near the target, nothing is split. Few blocks are split, as splits are stored and combined: of 70 equal ones on
 // 66 groups four are, and 66 stay whole.
 //
-// The overhead of a work tile counts as tiles. Everything follows from the lengths, so the splits are the same in each
-// run.
+// The overhead of a work tile counts as tiles. All follows from the lengths, so splits are the same in each run.
 #pragma once
 
 #include "ptx/reduce.cuh"
@@ -95,8 +94,7 @@ __device__ __forceinline__ int group_load(const BalanceState& state, const Share
   return load;
 }
 
-// sequences_each: sequences that each thread has counted. Returns the number of groups with work. Their first work
-// tiles come first.
+// sequences_each: counted by each thread. Returns the number of groups with work. Their first work tiles come first.
 template <int kKeys, bool kSparse>
 __device__ __forceinline__ int list_balanced(const WorkTileParams& p, int sequences_each, int num_blocks,
                                              SharedStorage& shared) {

@@ -99,7 +99,7 @@ __device__ __forceinline__ void finish_list(const WorkTileParams& p, int total_k
   const unsigned fit = static_cast<unsigned>(kL2Bytes) / static_cast<unsigned>(min(bytes, 1ll * kL2Bytes));
   p.list->num_work_tiles = min(num_work_tiles, p.max_work_tiles);
   p.list->heads_at_a_time = min(static_cast<int>(fit), p.num_head_tiles);
-  p.list->next_item = 0;
+  p.list->next_tile = 0;
   p.list->num_split_tiles = num_split_tiles;
   p.list->seen = p.list->decode_begun = p.list->prefill_ended = p.list->blocks_done = 0;
   p.list->stamp = stamp;
@@ -207,7 +207,7 @@ __device__ __forceinline__ void list_all(const WorkTileParams& p) {
       shared.end[thread] = static_cast<int>(before) + static_cast<int>(sum);
       begin = thread, end = num_blocks, step = kThreads;
     } else if (pass == kCosts) {
-      if (thread == 0) p.list->num_tiles = total * p.num_head_tiles;
+      if (thread == 0) p.list->num_key_tiles = total * p.num_head_tiles;
       split_size = choose_split_size(p, num_blocks, total, shared.max_cost, shared);
       if constexpr (kBalanced) {
         const Balance balance = choose_balance(p, num_blocks, total, shared.max_cost, split_size);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared by all passes of the schedule (persistent.cu, balanced.cuh): block-wide sums, the sequence of a row block, and
-// the splits of one.
+// Shared by the passes of the schedule: block-wide sums, the sequence of a row block, the splits of one.
 #pragma once
 
 #include "scheduler/scan.cuh"

@@ -26,7 +26,7 @@ struct Split {
   long long output_tile_begin, output_tile_end;  // stream-K tiles of the whole output tile
 };
 
-// The stream-K range of a block, and the walk over it. The schedule kernel leaves it at its first split.
+// The stream-K range of a block, and the walk over it. The schedule kernel sets it to its first split.
 struct alignas(16) StreamKRange {
   long long total_tiles;  // of the call
   long long next_tile, tiles_left, tile_in_sequence;

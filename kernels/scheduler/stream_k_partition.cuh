@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How stream-K cuts the tiles of a call into ranges. Pure arithmetic: any block can tell which block has which tile.
+// How stream-K cuts the tiles of a call into ranges. Pure arithmetic: every block computes which block has which tile.
 #pragma once
 
 #include "scheduler/stream_k_sequence.cuh"

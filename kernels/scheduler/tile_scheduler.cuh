@@ -11,8 +11,8 @@ namespace attune::scheduler {
 
 constexpr int kNoMoreWork = -1;  // in place of a head tile
 
-// Called by one thread of the grid after its wait for the previous kernels: who acquires `seen` also sees the list. The
-// release takes about as long as the first keys.
+// Called by one thread of the grid after its wait for the previous kernels: an acquire of `seen` also makes the list
+// visible. The release takes about as long as the first keys.
 __device__ __forceinline__ void release_list(const kernels::WorkTileParams& p) {
   if (p.split_tiles != nullptr) ptx::store_release(&p.list->seen, 1);
 }
@@ -42,12 +42,14 @@ __device__ __forceinline__ void run_work_tiles(const Smem& smem, const Run& run)
 // kBeside: in a mixed batch, decode may still occupy part of the device. Then every work tile comes from the counter,
 // the first one too, so no work tile waits for a block that starts late.
 //
+// A tile_idx numbers (work tile, head tile) pairs.
+//
 // Smem has work(slot), head_tile(slot), and the barriers work_full(slot), with kWorkVectors arrivals, and
 // work_empty(slot).
 //
 // kCluster: the blocks of a cluster take the same work tile, each with its own of kCluster neighbouring head tiles. The
-// first block takes work tiles and sends them to the others: Smem also has send_item(n, item) and receive_item(n), the
-// n-th item in order.
+// first block takes tiles and sends them to the other by DSMEM: Smem also has send_tile_idx(n, tile_idx) and
+// receive_tile_idx(n), the n-th in order.
 //
 // kShort: for calls so short that the latency of the first work tile matters. All head tiles of a work tile go together
 // (bytes_of_key is 0). The list and the first work tile are read before the previous kernels have ended: the schedule,
@@ -80,16 +82,16 @@ class TileScheduler {
     return x;
   }
   __device__ __forceinline__ void first(const First& asked) {
-    const int head_tiles = p_.num_head_tiles / kCluster, item = static_cast<int>(next_);
-    num_items_ = static_cast<int>(__float_as_uint(asked.list.x)) * head_tiles;
-    if (item >= num_items_) {
+    const int head_tiles = p_.num_head_tiles / kCluster, tile_idx = static_cast<int>(next_);
+    num_tiles_ = static_cast<int>(__float_as_uint(asked.list.x)) * head_tiles;
+    if (tile_idx >= num_tiles_) {
       publish(nullptr, kNoMoreWork);
     } else {
-      publish(nullptr, (item - first_index(p_) * head_tiles) * kCluster + rank(), true, asked.vector);
+      publish(nullptr, (tile_idx - first_index(p_) * head_tiles) * kCluster + rank(), true, asked.vector);
     }
   }
   __device__ __forceinline__ void look_ahead() {
-    if (kCluster == 1 && lane_ == 0) next_ = count_item(num_items_);
+    if (kCluster == 1 && lane_ == 0) next_ = count_tile(num_tiles_);
   }
 
   // Called by all lanes of the warp, in a loop. Returns the slot of the next work tile, or -1; the other warps find
@@ -99,18 +101,18 @@ class TileScheduler {
     const bool first = count_ == 0;
     const int heads_at_a_time = max(p_.list->heads_at_a_time, 1), num_work_tiles = p_.list->num_work_tiles;
     const int head_tiles = p_.num_head_tiles;
-    const int num_items = num_work_tiles * head_tiles;  // the host refuses more than 2^31
-    if (first && is_beside() && lane_ == 0) next_ = count_item(num_items);
-    const int item = next_item(num_items);
-    if (item >= num_items) {
+    const int num_tiles = num_work_tiles * head_tiles;  // the host refuses more than 2^31
+    if (first && is_beside() && lane_ == 0) next_ = count_tile(num_tiles);
+    const int tile_idx = next_tile_idx(num_tiles);
+    if (tile_idx >= num_tiles) {
       publish(nullptr, kNoMoreWork);
       return -1;
     }
     // All work tiles of the first few head tiles, then of the next.
-    const int section = item / (num_work_tiles * heads_at_a_time), first_head = section * heads_at_a_time;
-    const int within = item - section * num_work_tiles * heads_at_a_time;
+    const int section = tile_idx / (num_work_tiles * heads_at_a_time), first_head = section * heads_at_a_time;
+    const int within = tile_idx - section * num_work_tiles * heads_at_a_time;
     const int heads = min(heads_at_a_time, head_tiles - first_head);
-    if (lane_ == 0) next_ = count_item(num_items);  // ahead of time
+    if (lane_ == 0) next_ = count_tile(num_tiles);  // ahead of time
     const int work = within / heads;
     return publish(p_.work_tiles + work, first_head + within % heads);
   }
@@ -127,13 +129,13 @@ class TileScheduler {
     int work = smem_.work(current).next_work, head_tile = smem_.head_tile(current);
     if (work == 0) {
       const int heads_at_a_time = max(p_.list->heads_at_a_time / kCluster, 1), num_work_tiles = p_.list->num_work_tiles;
-      const int head_tiles = p_.num_head_tiles / kCluster, num_items = num_work_tiles * head_tiles;
-      const int item = next_item(num_items);
-      if (item >= num_items) return publish(nullptr, kNoMoreWork);
-      const int section = item / (num_work_tiles * heads_at_a_time), first_head = section * heads_at_a_time;
-      const int within = item - section * num_work_tiles * heads_at_a_time;
+      const int head_tiles = p_.num_head_tiles / kCluster, num_tiles = num_work_tiles * head_tiles;
+      const int tile_idx = next_tile_idx(num_tiles);
+      if (tile_idx >= num_tiles) return publish(nullptr, kNoMoreWork);
+      const int section = tile_idx / (num_work_tiles * heads_at_a_time), first_head = section * heads_at_a_time;
+      const int within = tile_idx - section * num_work_tiles * heads_at_a_time;
       const int heads = min(heads_at_a_time, head_tiles - first_head);
-      if (kCluster == 1 && lane_ == 0) next_ = count_item(num_items);  // ahead of time
+      if (kCluster == 1 && lane_ == 0) next_ = count_tile(num_tiles);  // ahead of time
       work = within / heads, head_tile = (first_head + within % heads) * kCluster + rank();
     }
     return publish(p_.work_tiles + work, head_tile);
@@ -143,29 +145,29 @@ class TileScheduler {
 
   __device__ __forceinline__ bool is_beside() const { return kBeside && p_.max_decode_q > 0; }
 
-  // Whether all items are known without the counter.
-  __device__ __forceinline__ static bool has_one_round(int num_items) {
-    return kShort && num_items <= static_cast<int>(gridDim.x / kCluster);
+  // Whether every block has at most one tile, the one of its own index.
+  __device__ __forceinline__ static bool has_one_round(int num_tiles) {
+    return kShort && num_tiles <= static_cast<int>(gridDim.x / kCluster);
   }
-  // Whoever counts last resets the counter to 0.
-  __device__ __forceinline__ unsigned count_item(int num_items) {
-    if (has_one_round(num_items)) return num_items;
-    const unsigned known = is_beside() ? 0 : gridDim.x / kCluster;  // items that blocks have without the counter
-    return known + ptx::count_arrival(&p_.list->next_item, num_items - 1 + (is_beside() ? gridDim.x : 0));
+  // The last arrival resets the counter to 0.
+  __device__ __forceinline__ unsigned count_tile(int num_tiles) {
+    if (has_one_round(num_tiles)) return num_tiles;
+    const unsigned known = is_beside() ? 0 : gridDim.x / kCluster;  // static tiles, one for each block or cluster
+    return known + ptx::count_arrival(&p_.list->next_tile, num_tiles - 1 + (is_beside() ? gridDim.x : 0));
   }
-  // The next item. In a cluster, the first block takes it.
-  __device__ __forceinline__ int next_item(int num_items) {
+  // In a cluster, the first block takes it.
+  __device__ __forceinline__ int next_tile_idx(int num_tiles) {
     if constexpr (kCluster == 1) {
       return __shfl_sync(0xffffffffu, static_cast<int>(next_), 0);
     } else {
-      int item;
-      if (has_one_round(num_items)) return num_items;
-      if (rank() != 0) return smem_.receive_item(count_ - 1);
+      int tile_idx;
+      if (has_one_round(num_tiles)) return num_tiles;
+      if (rank() != 0) return smem_.receive_tile_idx(count_ - 1);
       if (lane_ == 0) {
-        item = static_cast<int>(count_item(num_items));
-        smem_.send_item(count_ - 1, item);
+        tile_idx = static_cast<int>(count_tile(num_tiles));
+        smem_.send_tile_idx(count_ - 1, tile_idx);
       }
-      return __shfl_sync(0xffffffffu, item, 0);
+      return __shfl_sync(0xffffffffu, tile_idx, 0);
     }
   }
 
@@ -184,7 +186,7 @@ class TileScheduler {
     const int to = slot();
     if (from != nullptr && !loaded) vector = load_vector(from);
     ptx::wait_phase(smem_.work_empty(to), phase() ^ 1);
-    __syncwarp();  // some lanes' arrivals are enough for the work tile to be read and its slot to be free again
+    __syncwarp();  // the arrivals of some lanes complete the full barrier: consumers may already release the slot
     if (lane_ < kWorkVectors) {
       reinterpret_cast<uint4*>(&smem_.work(to))[lane_] = vector;
       if (lane_ == 0) smem_.head_tile(to) = head_tile;
@@ -203,7 +205,7 @@ class TileScheduler {
   const Smem& smem_;
   const int lane_;
   unsigned next_;       // of lane 0
-  int num_items_ = 0;   // after first()
+  int num_tiles_ = 0;   // after first()
   unsigned count_ = 0;  // of work tiles
 };
 

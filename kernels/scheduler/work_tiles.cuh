@@ -136,8 +136,7 @@ __device__ __forceinline__ WorkTile rows_of_block(const WorkTileParams& p, const
   if (t.end_key <= t.first_key) t.first_key = t.end_key = 0;
   return t;
 }
-// Gives a block all its tiles as one split. A block that sees nothing has a tile without keys, so it needs no special
-// case.
+// Gives a block all its tiles as one split. A block that sees nothing has a tile without keys: no special case.
 template <int kKeys>
 __device__ __forceinline__ void take_all_tiles(WorkTile& t) {
   t.num_splits = 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums over a cluster through distributed shared memory: out[cluster] = sum of in over the cluster's blocks. Each block
-// fills words of dynamic shared memory first, so a launch that got less than it asked for shows.
+// fills all of its dynamic shared memory, so that a launch with less than it asked for fails the test.
 #include "selftest/types.h"
 
 extern __shared__ u32 s_values[];  // [words]
@@ -37,6 +37,6 @@ extern "C" __global__ void __launch_bounds__(128) cluster_sum(const u32* in, u32
     for (u32 rank = 0; rank < cluster_size(); ++rank) sum += load_from_rank(s_values + words - 1, rank) - (words - 1);
     out[blockIdx.x / cluster_size()] = sum;
   }
-  // No block may leave while another reads its memory.
+  // No block may exit while another reads its shared memory.
   cluster_sync();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the copy engine does without a tensor map: pieces of global memory to shared memory, and shared memory to that
-// of the cluster's other block, counted by barriers, in two phases.
+// cp.async.bulk without a tensor map: pieces of global memory to shared memory, and shared memory to that of the
+// cluster's other block, with mbarriers, in two phases.
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/cluster.cuh"
@@ -9,14 +9,14 @@
 
 namespace attune::selftest {
 
-constexpr int kPieces = 5, kGap = 16;  // bytes that nothing is copied to, behind each piece
-constexpr unsigned kBytes = 16 + 656 + 32 + 1088 + 128, kPlaces = kBytes + kPieces * kGap;
-constexpr unsigned kReceived = kPlaces, kFull = 2 * kPlaces, kCame = kFull + 8;  // kFull: of this block's pieces
+constexpr int kPieces = 5, kGap = 16;  // bytes between pieces, which no copy may write
+constexpr unsigned kBytes = 16 + 656 + 32 + 1088 + 128, kPaddedBytes = kBytes + kPieces * kGap;
+constexpr unsigned kReceived = kPaddedBytes, kFull = 2 * kPaddedBytes, kReceivedFull = kFull + 8;
 
 }  // namespace attune::selftest
 
-// from [2 blocks, 2 phases, kBytes]; to [2 blocks, 2 phases, kPlaces]: the other block's pieces in their places, each
-// byte plus 1, and the gaps' bytes, 0xee, plus 1.
+// from [2 blocks, 2 phases, kBytes]; to [2 blocks, 2 phases, kPaddedBytes]: the other block's pieces and gaps (0xee),
+// each byte plus 1.
 extern "C" __global__ void __launch_bounds__(32) copies(const unsigned char* from, unsigned char* to) {
   using namespace attune;
   using namespace attune::selftest;
@@ -26,16 +26,16 @@ extern "C" __global__ void __launch_bounds__(32) copies(const unsigned char* fro
   constexpr unsigned kPieceBytes[kPieces] = {16, 656, 32, 1088, 128};
   if (lane == 0) {
     ptx::init_barrier(shared + kFull, 1);
-    ptx::init_barrier(shared + kCame, 1);
+    ptx::init_barrier(shared + kReceivedFull, 1);
     ptx::publish_barriers();
   }
   for (unsigned phase = 0; phase < 2; ++phase) {
-    for (unsigned i = lane; i < kPlaces; i += 32) memory[i] = 0xee;
+    for (unsigned i = lane; i < kPaddedBytes; i += 32) memory[i] = 0xee;
     ptx::fence_async_proxy();
     __syncwarp();
     if (ptx::elect()) {
       ptx::arrive_expecting(shared + kFull, kBytes);
-      ptx::arrive_expecting(shared + kCame, kPlaces);
+      ptx::arrive_expecting(shared + kReceivedFull, kPaddedBytes);
       const unsigned char* piece = from + (2 * rank + phase) * kBytes;
       unsigned place = shared;
 #pragma unroll
@@ -45,17 +45,18 @@ extern "C" __global__ void __launch_bounds__(32) copies(const unsigned char* fro
       }
     }
     ptx::wait_phase(shared + kFull, phase);
-    for (unsigned i = lane; i < kPlaces; i += 32) memory[i] = static_cast<unsigned char>(memory[i] + 1);
+    for (unsigned i = lane; i < kPaddedBytes; i += 32) memory[i] = static_cast<unsigned char>(memory[i] + 1);
     ptx::fence_async_proxy();
     __syncwarp();
-    ptx::cluster_barrier();  // the other block expects what is sent
+    ptx::cluster_barrier();  // the other block's barrier expects the bytes
     if (ptx::elect()) {
-      ptx::copy_to_block(ptx::shared_in_block(shared + kReceived, other), shared, kPlaces,
-                         ptx::shared_in_block(shared + kCame, other));
+      ptx::copy_to_block(ptx::shared_in_block(shared + kReceived, other), shared, kPaddedBytes,
+                         ptx::shared_in_block(shared + kReceivedFull, other));
     }
-    ptx::wait_phase(shared + kCame, phase);
-    for (unsigned i = lane; i < kPlaces; i += 32) to[(2 * rank + phase) * kPlaces + i] = memory[kReceived + i];
+    ptx::wait_phase(shared + kReceivedFull, phase);
+    for (unsigned i = lane; i < kPaddedBytes; i += 32)
+      to[(2 * rank + phase) * kPaddedBytes + i] = memory[kReceived + i];
     __syncwarp();
-    ptx::cluster_barrier();  // what was sent has come: its place may change, and the block may leave
+    ptx::cluster_barrier();  // both copies have arrived: shared memory may be reused, or the block may exit
   }
 }

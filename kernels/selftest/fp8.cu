@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions of 8-bit floats (common/fp8.cuh), however the architecture does them.
+// Conversions of 8-bit floats (common/fp8.cuh), by instructions or without.
 #include "common/fp8.cuh"
 #include "common/operand.cuh"
 
@@ -12,7 +12,7 @@ extern "C" __global__ void fp8(unsigned short* halves, unsigned short* bf16, con
   const auto low = [](unsigned x) { return static_cast<unsigned short>(x & 0xffff); };
   const auto high = [](unsigned x) { return static_cast<unsigned short>(x >> 16); };
   for (unsigned code = threadIdx.x; code < 256; code += blockDim.x) {
-    // Its neighbour is another code, so that neither has a say in the other.
+    // The other byte holds another code, to show that bytes do not mix.
     const auto two = static_cast<unsigned short>(code | (code ^ 0xa5) << 8);
     halves[code] = low(common::e4m3_to_f16(two));
     halves[256 + code] = low(common::e5m2_to_f16(two));

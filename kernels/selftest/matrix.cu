@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a warp does with matrices of 16-bit elements: cp.async to shared memory, ldmatrix, mma, stmatrix, movmatrix, and
+// Warp-level instructions on 16-bit matrices: cp.async to shared memory, ldmatrix, mma, stmatrix, movmatrix, and
 // conversions of 8-bit floats, between two warpgroups of which one gives registers to the other.
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
@@ -13,7 +13,7 @@ namespace attune::selftest {
 constexpr unsigned kPitch = 48, kB = 16 * kPitch, kCopy = kB + 16 * 16, kTail = kCopy + 16 * kPitch,
                    kBarrier = kTail + 16;
 
-// codes: of all 256 e4m3 and then e5m2, [512]: the fp16 bits, and above them the code that those make again.
+// codes [512]: for every e4m3 code, then every e5m2 code, its fp16 bits, and in the upper half those converted back.
 __device__ void convert_codes(unsigned* codes) {
   for (unsigned i = threadIdx.x; i < 128; i += 128) {
     const auto pair = static_cast<unsigned short>((2 * i) | (2 * i + 1) << 8);
@@ -57,7 +57,7 @@ __device__ void multiply_blocks(unsigned shared, const unsigned short* a, const 
 
 }  // namespace attune::selftest
 
-// a [16, 16], b [16, 8] in bf16; c [16, 8]; copy: a again; transposed: its first [8, 8]; tail: its first three numbers,
+// a [16, 16], b [16, 8] in bf16; c [16, 8]; copy: a; transposed: its first [8, 8]; tail: its first three numbers,
 // and five zeros.
 extern "C" __global__ void __launch_bounds__(256, 1)
     matrix(const unsigned short* a, const unsigned short* b, float* c, unsigned short* copy, unsigned short* transposed,

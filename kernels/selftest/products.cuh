@@ -11,7 +11,7 @@
 #include "ptx/wgmma.cuh"
 
 // copy() loads q, K and V, `bytes` that arrive at `barrier`. keys(d, i): issues the product of 16 channels from 16 i;
-// values(e, p, i): that of 16 keys, p their weights. s [64, KEYS], o [64, CHANNELS].
+// values(e, p, i): that of 16 keys; p: P. s [64, KEYS], o [64, CHANNELS].
 template <class Copy, class Keys, class Values>
 __device__ __forceinline__ void multiply_and_store(unsigned barrier, unsigned bytes, float* s, float* o,
                                                    const Copy& copy, const Keys& keys, const Values& values) {

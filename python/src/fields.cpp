@@ -230,7 +230,6 @@ attune_kv_format format_from_name(nb::handle name) {
   return static_cast<attune_kv_format>(from_name("format", name, kFormats));
 }
 
-// ---------------------------------------------------------------------------------------------------------------
 // tables
 
 #define FIELD(type, name, kind) \

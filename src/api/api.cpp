@@ -74,8 +74,8 @@ Problem check_run(const attune_plan* plan, const attune_attention* attention, vo
   attune::check_workspace("the plan", need, workspace, bytes);
   attune::check_apart(*known, p.prologue.append ? &p.cache : nullptr, workspace, need);
   if (plan->device.type == ATTUNE_DEVICE_CUDA) {
-    // Host memory would end the CUDA context. Callers who make this mistake make it with every pointer, so two are
-    // checked here; attune_validate checks all.
+    // A host pointer would destroy the CUDA context. Such callers pass host memory for every tensor, so two pointers
+    // are checked here; attune_validate checks all.
     attune::cuda::check_reachable("workspace", workspace, plan->device.index);
     attune::cuda::check_reachable("q.data", p.q.data, plan->device.index);
   }

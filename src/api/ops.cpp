@@ -40,6 +40,16 @@ std::vector<double> checked_frequencies(const attune_rope& rope) {
   return frequencies;
 }
 
+// make: checks and normalises the operation. run: on its device.
+template <class Op, class Make, class Run>
+attune_status run_op(const char* name, const Op* op, attune_device device, void* stream, Make make, Run run) {
+  return guarded([&] {
+    const Known<Op> known(name, op);
+    attune::check_device(device);
+    run(make(*known), device, stream);
+  });
+}
+
 void check_count(const char* name, int64_t value, int64_t most) {
   require(value >= 0 && value <= most, name, " is ", value, "; it must be 0..", most);
 }
@@ -53,11 +63,7 @@ attune_status attune_qkv_prepare_init(attune_qkv_prepare* op, uint64_t struct_si
 }
 
 attune_status attune_qkv_prepare_run(const attune_qkv_prepare* op, attune_device device, void* stream) {
-  return guarded([&] {
-    const Known<attune_qkv_prepare> known("qkv_prepare", op);
-    attune::check_device(device);
-    attune::run_qkv_prepare(attune::make_qkv_prepare(*known), device, stream);
-  });
+  return run_op("qkv_prepare", op, device, stream, attune::make_qkv_prepare, attune::run_qkv_prepare);
 }
 
 attune_status attune_merge_init(attune_merge* op, uint64_t struct_size) {
@@ -65,11 +71,7 @@ attune_status attune_merge_init(attune_merge* op, uint64_t struct_size) {
 }
 
 attune_status attune_merge_run(const attune_merge* op, attune_device device, void* stream) {
-  return guarded([&] {
-    const Known<attune_merge> known("merge", op);
-    attune::check_device(device);
-    attune::run_merge(attune::make_merge(*known), device, stream);
-  });
+  return run_op("merge", op, device, stream, attune::make_merge, attune::run_merge);
 }
 
 attune_status attune_cache_op_init(attune_cache_op* op, uint64_t struct_size) {
@@ -77,11 +79,7 @@ attune_status attune_cache_op_init(attune_cache_op* op, uint64_t struct_size) {
 }
 
 attune_status attune_cache_op_run(const attune_cache_op* op, attune_device device, void* stream) {
-  return guarded([&] {
-    const Known<attune_cache_op> known("cache_op", op);
-    attune::check_device(device);
-    attune::run_cache_op(attune::make_cache_op(*known), device, stream);
-  });
+  return run_op("cache_op", op, device, stream, attune::make_cache_op, attune::run_cache_op);
 }
 
 attune_status attune_indexer_init(attune_indexer* op, uint64_t struct_size) {

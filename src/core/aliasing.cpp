@@ -21,7 +21,7 @@ class Areas {
     area = {name, &t, in_place_of, bytes};
   }
 
-  // Compares byte ranges first, and strides only where the ranges meet.
+  // Compares byte ranges first, and strides only where the ranges overlap.
   void check() const {
     for (int i = 0; i < num_written_; ++i) {
       for (int j = 0; j < num_read_; ++j) check_pair(written_[i], read_[j]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tensors of an operation may share memory: what it writes lies apart from everything else that it reads or
-// writes. Throws INVALID_ARGUMENT with both names; packed columns do not overlap (core/overlap.h).
+// Which tensors of an operation may share memory: an output overlaps no other tensor. Throws INVALID_ARGUMENT with both
+// names; packed columns do not overlap (core/overlap.h).
 #pragma once
 
 #include <cstddef>

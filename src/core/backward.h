@@ -25,12 +25,12 @@ struct TableView {
 
 struct BackwardProblem {
   Problem forward;     // whose out and lse are read
-  RowView dout, dlse;  // dlse absent: 0
-  RowView dq, dk, dv;  // each may be absent; so may the tables
+  RowView dout, dlse;  // dlse not given: 0
+  RowView dq, dk, dv;  // each is optional; so are the tables
   TableView dsinks, dbias, dt5_bias;
 };
 
-// A run must have the dtypes of its plan: of q, k, v, out, dq, dk, dv, dsinks, dbias and dt5_bias; NONE: absent.
+// A run must have the dtypes of its plan: of q, k, v, out, dq, dk, dv, dsinks, dbias and dt5_bias; NONE: not given.
 using BackwardDtypes = std::array<int32_t, 10>;
 BackwardDtypes dtypes_of(const BackwardProblem& p);
 // Throws INVALID_ARGUMENT naming the first that differs.

@@ -39,8 +39,7 @@ uint8_t round_to_float8(float x, uint8_t nan_code) {
   const float ax = std::bit_cast<float>(a);
   constexpr float kMinNormal = 1.0f / (1 << (kBias - 1));
   if (ax < kMinNormal) {
-    // Subnormal: a multiple of 2^(1 - bias - man). Adding 2^23 units rounds to nearest even; the carry into the
-    // exponent is right.
+    // Subnormal: a multiple of 2^(1 - bias - man). Adding 2^23 units rounds to nearest even, with the right carry.
     const float unit = kMinNormal / (1 << kMan);
     return static_cast<uint8_t>(sign | static_cast<uint8_t>(std::nearbyint(ax / unit)));
   }

@@ -22,7 +22,7 @@ struct IndexerProblem {
   bool causal = false, clear_scores = false;
   bool slots = false;                   // indices hold slots, not positions
   int64_t batch = 0, total_q = 0;       // sequences, rows
-  int64_t fixed_q = 0;                  // rows of each sequence where cu is absent
+  int64_t fixed_q = 0;                  // rows of each sequence where there is no cu
   int64_t num_heads = 0, head_dim = 0;  // 0 for SELECT
   int64_t topk = 0;                     // 0 for SCORES
   int64_t num_columns = 0;              // of scores
@@ -34,7 +34,7 @@ struct IndexerProblem {
   IntView cu, seqused, key_begin, key_end;
   int32_t* topk_length = nullptr;
   int64_t topk_length_stride = 0;
-  KvCache cache;  // may be absent for SELECT
+  KvCache cache;  // optional for SELECT
   IntView slot_table;
   int64_t slot_page_size = 0, slot_pages = 0;
 
@@ -51,8 +51,8 @@ struct IndexerProblem {
     if (key_begin) r.begin = std::clamp<int64_t>(key_begin(row), 0, r.end);
     return r;
   }
-  // The entry of indices for position t of sequence b; -1 where the page is out of range, so that nobody sees the
-  // token.
+  // The entry of indices for position t of sequence b; -1 where the page is out of range: the token is
+  // masked.
   int64_t entry(int64_t b, int64_t t) const {
     int64_t slot = t;
     if (cache) {

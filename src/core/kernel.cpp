@@ -133,8 +133,7 @@ std::string Coverage::difference(const Traits& t) const {
 }
 
 int Coverage::distance(const Traits& t) const {
-  // A head_dim above twice the limit counts as two differences, so that a kernel of another dtype, which a caller can
-  // change, is nearer.
+  // A head_dim above twice the limit counts as two differences: a kernel of another dtype is nearer.
   const auto beyond = [](int64_t dim, int64_t most) { return (dim > most ? 1 : 0) + (dim > 2 * most ? 1 : 0); };
   int n = beyond(t.head_dim_qk, head_dim_qk_max) + beyond(t.head_dim_v, head_dim_v_max) + (t.group > group_max);
   for (int i = 0; i < kNumAxes; ++i) n += std::popcount(t.axes[i] & ~axes[i]);

@@ -35,7 +35,7 @@ struct KvSlot {
 };
 
 struct KvCache {
-  const KvFormat* format = nullptr;  // null: absent
+  const KvFormat* format = nullptr;  // null: not given
   KvPlane k, v;                      // v repeats k where V aliases K
   KvScale k_scale, v_scale;
   bool v_aliases_k = false;
@@ -74,8 +74,8 @@ struct KvCache {
 enum class CacheUse { kSequences, kSlots };  // by table or row and position, or by slot number alone
 
 // Checks every field; name prefixes the messages ("cache"). head_dim_qk and head_dim_v: 0 = whatever the cache says
-// (head_dim_v must be given where V aliases K in a plain format). batch: rows of the tables; -1: not known. An absent
-// cache (k absent) gives an empty view.
+// (head_dim_v must be given where V aliases K in a plain format). batch: rows of the tables; -1: not known. Without
+// a cache (no k) the view is empty.
 KvCache make_kv_cache(const char* name, const attune_kv_cache& c, CacheUse use, int64_t batch, int64_t head_dim_qk,
                       int64_t head_dim_v, Data data);
 

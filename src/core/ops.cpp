@@ -25,8 +25,7 @@ FlagView flags(const char* name, const attune_tensor& t, int64_t batch) {
   return {static_cast<const uint8_t*>(t.data), t.stride[0]};
 }
 
-// The head_dim_v that make_kv_cache needs where V is part of K. These operations move whole rows, so any number will
-// do.
+// The head_dim_v that make_kv_cache needs where V is part of K. These operations move whole rows: any number will do.
 int64_t aliased_head_dim_v(const attune_kv_cache& c) { return present(c.v) || c.format != ATTUNE_KV_PLAIN ? 0 : 1; }
 
 // --- qkv_prepare

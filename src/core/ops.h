@@ -11,7 +11,7 @@
 
 namespace attune {
 
-// uint8 flags [batch]; absent: none is set.
+// uint8 flags [batch]; not given: none is set.
 struct FlagView {
   const uint8_t* data = nullptr;
   int64_t stride = 0;
@@ -20,7 +20,7 @@ struct FlagView {
 
 struct PrepareProblem {
   int64_t batch = 0, total = 0;  // sequences, tokens
-  int64_t fixed = 0;             // tokens of each sequence where cu is absent
+  int64_t fixed = 0;             // tokens of each sequence where there is no cu
   int64_t heads_q = 0, heads_kv = 0, head_dim_qk = 0, head_dim_v = 0;
   RowView q, k, v, q_out, k_out, v_out;
   IntView cu, seqused;
@@ -48,7 +48,7 @@ struct CacheProblem {
   int32_t kind = ATTUNE_CACHE_APPEND;
   bool power_of_two_scales = false;
   KvCache cache;
-  RowView k, v;  // v absent where V aliases K
+  RowView k, v;  // no v where V aliases K
   int64_t tokens = 0;
   const int64_t* slots = nullptr;  // null: tokens are addressed by sequence and position
   int64_t slot_stride = 0;

@@ -15,8 +15,7 @@ int64_t byte_stride(const attune_tensor& t, int axis) {
   return t.shape[axis] > 1 ? t.stride[axis] * dtype_size(t.dtype) : 0;
 }
 
-// Bytes from the first element to the end of the last, along the axes whose stride is no multiple of period (0: all
-// axes).
+// Bytes from the first element to the end of the last, along axes whose stride is no multiple of period (0: all).
 int64_t span(const attune_tensor& t, int64_t period) {
   int64_t bytes = dtype_size(t.dtype);
   for (int i = 0; i < t.rank; ++i) {
@@ -26,7 +25,7 @@ int64_t span(const attune_tensor& t, int64_t period) {
   return bytes;
 }
 
-// Whether the addresses of a and b, modulo period, lie in two intervals that do not meet.
+// Whether the addresses of a and b, modulo period, lie in two disjoint intervals.
 bool apart_modulo(const attune_tensor& a, const attune_tensor& b, int64_t period) {
   const int64_t span_a = span(a, period), span_b = span(b, period);
   if (span_a > period || span_b > period) return false;
@@ -86,7 +85,7 @@ bool same_rows(const attune_tensor& out, const attune_tensor& in) {
     }
     return true;
   }
-  // Elements of different sizes: rows must be contiguous, begin at the same places, and not meet at the larger size.
+  // Elements of different sizes: contiguous rows at the same addresses that do not overlap at the larger size.
   const attune_tensor& wider = dtype_size(out.dtype) > dtype_size(in.dtype) ? out : in;
   for (int i = 0; i <= last; ++i) {
     if (out.shape[i] != in.shape[i] || (i < last && byte_stride(out, i) != byte_stride(in, i))) return false;

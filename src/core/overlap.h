@@ -11,11 +11,11 @@ namespace attune {
 struct ByteRange {
   uintptr_t begin = 0, end = 0;
 };
-// From the first element to the end of the last; empty where the tensor is absent or has no elements.
+// From the first element to the end of the last; empty where the tensor is not given or has no elements.
 ByteRange byte_range(const attune_tensor& t);
 inline bool meet(const ByteRange& a, const ByteRange& b) { return a.begin < b.end && b.begin < a.end; }
 
-// False if they cannot: their byte ranges do not meet, or they are different columns of one packed buffer (q, k and v
+// False if they cannot: their byte ranges are disjoint, or they are different columns of one packed buffer (q, k and v
 // side by side). True does not prove that they do.
 bool may_overlap(const attune_tensor& a, const attune_tensor& b);
 

@@ -228,8 +228,7 @@ void read_mask(Problem& p, const attune_attention& a, Data data) {
   p.skip_decode = a.skip_decode == 1;
   p.zero_finished = a.zero_finished == 1;
   if (p.cache.ring_capacity > 0) {
-    // The ring must hold the window_left keys before a query. Without new tokens the query's own token takes a slot
-    // too.
+    // The ring must hold the window_left keys before a query and, without new tokens, the query's own token.
     const int64_t most = p.cache.ring_capacity - (p.new_tokens ? 0 : 1);
     require(a.window_left <= most, "window_left is ", a.window_left, "; a ring of ", p.cache.ring_capacity,
             " tokens serves at most ", most, " (or -1: whatever the ring retains)");

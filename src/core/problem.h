@@ -22,7 +22,7 @@ struct SparseList {
   int64_t topk = 0;
   int64_t rows_per_batch = 0;  // 0: one flat axis of rows
   int64_t batch_stride = 0, row_stride = 0, head_stride = 0, entry_stride = 0;
-  IntView length;              // absent: topk
+  IntView length;              // not given: topk
   bool length_by_row = false;  // [total_q] rather than [batch]
 
   int32_t at(int64_t row, int64_t head, int64_t i) const {

@@ -13,7 +13,7 @@ namespace attune {
 struct Prologue {
   bool any = false;  // something other than append is asked for
   bool append = false;
-  bool scaled = false;               // qkv_scale is given; its data, and those of cos_sin, may be absent while planning
+  bool scaled = false;               // qkv_scale is given; its data, and those of cos_sin, may be null while planning
   bool power_of_two_scales = false;  // of what is appended
   const float* qkv_scale = nullptr;  // [3] with qkv_scale_stride
   int64_t qkv_scale_stride = 0;
@@ -36,7 +36,7 @@ struct Prologue {
   bool turns() const { return rotary_dim > 0; }
 };
 
-// What the checks need to know of the operation. Fields of absent tensors are not read.
+// What the checks need to know of the operation. Fields of tensors that are not given are not read.
 struct PrologueShapes {
   int64_t batch, total_q, heads_q, heads_kv, head_dim_qk, head_dim_v;
   bool has_q, has_k, has_v;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A number computed from everything that a schedule depends on. A run compares it with that of its schedule.
+// A hash of everything that a schedule depends on. A run compares its own with the schedule's.
 #pragma once
 
 #include "core/problem.h"

@@ -6,7 +6,7 @@
 namespace attune {
 namespace {
 
-// A fixed buffer, so that reporting an error cannot run out of memory.
+// A fixed buffer: reporting an error must not run out of memory.
 thread_local char t_last_error[2048] = "";
 
 std::mutex g_log_mutex;

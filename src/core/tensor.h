@@ -99,7 +99,7 @@ struct IntView {
 IntView int_view(const attune_tensor& t);
 // An optional int32 vector [expected].
 IntView int_vector(const char* name, const attune_tensor& t, int64_t expected, const char* what, Data data);
-// Null where it is absent. Throws where out is not e4m3.
+// Null where it is not given. Throws where out is not e4m3.
 const float* read_out_scale(const attune_tensor& out, const attune_tensor& out_scale, Data data);
 
 }  // namespace attune

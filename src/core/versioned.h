@@ -14,26 +14,18 @@ namespace attune {
 
 // Size of the struct in the first published header (0.1.0); 0: the struct has no versions. Never changes once
 // published.
+constexpr uint64_t first_size(const void*) { return 0; }
+constexpr uint64_t first_size(const attune_attention*) { return 5792; }
+constexpr uint64_t first_size(const attune_attention_backward*) { return 912; }
+constexpr uint64_t first_size(const attune_qkv_prepare*) { return 3096; }
+constexpr uint64_t first_size(const attune_merge*) { return 680; }
+constexpr uint64_t first_size(const attune_cache_op*) { return 1496; }
+constexpr uint64_t first_size(const attune_indexer*) { return 2088; }
+constexpr uint64_t first_size(const attune_rope*) { return 104; }
+constexpr uint64_t first_size(const attune_device_info*) { return 224; }
+constexpr uint64_t first_size(const attune_kernel_info*) { return 1136; }
 template <class Struct>
-inline constexpr uint64_t kFirstSize = 0;
-template <>
-inline constexpr uint64_t kFirstSize<attune_attention> = 5792;
-template <>
-inline constexpr uint64_t kFirstSize<attune_attention_backward> = 912;
-template <>
-inline constexpr uint64_t kFirstSize<attune_qkv_prepare> = 3096;
-template <>
-inline constexpr uint64_t kFirstSize<attune_merge> = 680;
-template <>
-inline constexpr uint64_t kFirstSize<attune_cache_op> = 1496;
-template <>
-inline constexpr uint64_t kFirstSize<attune_indexer> = 2088;
-template <>
-inline constexpr uint64_t kFirstSize<attune_rope> = 104;
-template <>
-inline constexpr uint64_t kFirstSize<attune_device_info> = 224;
-template <>
-inline constexpr uint64_t kFirstSize<attune_kernel_info> = 1136;
+inline constexpr uint64_t kFirstSize = first_size(static_cast<const Struct*>(nullptr));
 
 // No version of any struct is larger. A larger struct_size is uninitialised memory: so many bytes must not be read.
 inline constexpr uint64_t kMostStructSize = 65536;
@@ -44,7 +36,7 @@ void check_struct_size(const char* name, uint64_t size, uint64_t first);
 void check_unknown_bytes(const char* name, const void* given, uint64_t size, uint64_t known);
 
 // A caller's struct in the version that this library knows: the struct itself where sizes agree, else a copy that is
-// filled with 0, which means absent in every field.
+// filled with 0, which means "not given" in every field.
 template <class Struct>
 class Known {
   static_assert(std::is_trivially_copyable_v<Struct> && kFirstSize<Struct> > 0 && sizeof(Struct) >= kFirstSize<Struct>);

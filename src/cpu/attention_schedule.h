@@ -26,7 +26,7 @@ struct Schedule {
 // Fills the arrays of out (which have the sizes of limits).
 void make_schedule(const Problem& p, const ScheduleLimits& limits, Schedule& out);
 
-// A number computed from everything that a schedule depends on: shapes, lengths, offsets and what hides keys.
+// A hash of everything that a schedule depends on: shapes, lengths, offsets and masks.
 uint64_t schedule_stamp(const Problem& p);
 
 // True if the sequence runs by GEMM tiles.

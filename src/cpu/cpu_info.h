@@ -7,7 +7,7 @@
 
 namespace attune::cpu {
 
-std::string cpu_name();  // "AMD EPYC 9654", or the architecture where the system does not tell
+std::string cpu_name();  // "AMD EPYC 9654", or the architecture where the name is unknown
 int64_t memory_bytes();  // physical memory; 0 if unknown
 
 }  // namespace attune::cpu

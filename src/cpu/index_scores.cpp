@@ -29,11 +29,11 @@ void for_each_page(int64_t begin, int n, int64_t page_size, F f) {
 
 }  // namespace
 
-bool find_hidden(const IndexerProblem& op, int64_t b, int64_t begin, int n, bool* hidden) {
-  std::fill(hidden, hidden + n, false);
+bool find_masked(const IndexerProblem& op, int64_t b, int64_t begin, int n, bool* masked) {
+  std::fill(masked, masked + n, false);
   bool any = false;
   const auto hide = [&](int i, int count) {
-    std::fill(hidden + i, hidden + i + count, true);
+    std::fill(masked + i, masked + i + count, true);
     any = true;
   };
   if (op.cache) {
@@ -64,7 +64,7 @@ IndexScorer::IndexScorer(const IndexerProblem& op, const KernelTable& kernels, i
   dots_ = workspace.take<float>(kHeads * kIndexTile);
   scores_ = workspace.take<float>(rows * kIndexTile);
   factor_ = workspace.take<float>(kIndexTile);
-  hidden_ = workspace.take<bool>(kIndexTile);
+  masked_ = workspace.take<bool>(kIndexTile);
   rows_ = workspace.take<const void*>(kIndexTile);
 }
 
@@ -112,13 +112,13 @@ void IndexScorer::load_key(const std::byte* row, int i) {
 void IndexScorer::load_keys(int64_t b, int64_t begin, int n) {
   const KvCache& cache = op_.cache;
   n_ = n;
-  any_hidden_ = find_hidden(op_, b, begin, n, hidden_);
+  any_masked_ = find_masked(op_, b, begin, n, masked_);
   for_each_page(begin, n, cache.page_size, [&](int i, int count) {
     KvSlot slot = cache.find(b, begin + i, false);
     for (int end = i + count; i < end; ++i, ++slot.offset) {
       factor_[i] = 1.0f;
       rows_[i] = nullptr;
-      if (hidden_[i]) continue;  // its bytes may be anything, or out of bounds
+      if (masked_[i]) continue;  // its bytes may be anything, or out of bounds
       load_key(cache.k.row(slot.page, slot.offset, 0), i);
       if (cache.k_scale.mode != KvScale::Mode::kNone) factor_[i] = *cache.k_scale.at(slot.page, slot.offset, 0);
     }

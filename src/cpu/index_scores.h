@@ -26,7 +26,7 @@ class IndexScorer {
   int64_t rows_at_once() const;
   const float* scores(int64_t row) const { return scores_ + row * kIndexTile; }
   // [n]: keys on pages out of range; null: there is none.
-  const bool* hidden() const { return any_hidden_ ? hidden_ : nullptr; }
+  const bool* masked() const { return any_masked_ ? masked_ : nullptr; }
 
  private:
   void load_key(const std::byte* row, int i);
@@ -45,12 +45,12 @@ class IndexScorer {
   float* dots_;        // [kHeads][kIndexTile]
   float* scores_;      // [rows][kIndexTile]
   float* factor_;      // [kIndexTile] scales of the keys
-  bool* hidden_;       // [kIndexTile]
-  const void** rows_;  // [kIndexTile], null where hidden
-  bool any_hidden_ = false;
+  bool* masked_;       // [kIndexTile]
+  const void** rows_;  // [kIndexTile], null where masked
+  bool any_masked_ = false;
 };
 
-// hidden[i]: whether token begin + i of sequence b lies on a page out of range. Returns whether any does.
-bool find_hidden(const IndexerProblem& op, int64_t b, int64_t begin, int n, bool* hidden);
+// masked[i]: whether token begin + i of sequence b lies on a page out of range. Returns whether any does.
+bool find_masked(const IndexerProblem& op, int64_t b, int64_t begin, int n, bool* masked);
 
 }  // namespace attune::cpu

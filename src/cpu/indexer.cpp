@@ -69,8 +69,7 @@ struct Sizes {
     rows = std::max<int64_t>(rows, 1);
     const int64_t by_keys = ceil_div(op.max_seqlen_kv, kPieceKeys);
     max_pieces = threads == 1 ? 1 : std::clamp<int64_t>(by_keys, 1, kItemsPerThread * threads);
-    // A run of n blocks cuts each into at most kItemsPerThread * threads / n + 1 pieces; with n >= 2 * threads it cuts
-    // none.
+    // A run of n blocks cuts each into at most kItemsPerThread * threads / n + 1 pieces; none if n >= 2 * threads.
     max_lists = max_pieces == 1 || !op.selects()
                     ? 0
                     : std::min(op.total_q * max_pieces, rows * (kItemsPerThread + 2) * threads);
@@ -83,7 +82,7 @@ struct ThreadMemory {
   uint64_t* lists;                // [rows][capacity]
   uint64_t* spare;                // [capacity]
   float* scores;                  // [kIndexTile], SELECT
-  bool* hidden;                   // [kIndexTile], SELECT
+  bool* masked;                   // [kIndexTile], SELECT
 };
 
 struct Memory {
@@ -106,7 +105,7 @@ ThreadMemory carve_thread(const IndexerProblem& op, const Sizes& z, std::byte* b
     m.scorer = make(base == nullptr ? static_cast<void*>(counted) : static_cast<void*>(at));
   } else {
     m.scores = c.take<float>(kIndexTile);
-    m.hidden = c.take<bool>(kIndexTile);
+    m.masked = c.take<bool>(kIndexTile);
   }
   if (used != nullptr) *used = c.size();
   return m;
@@ -241,36 +240,36 @@ class Run {
       for (int64_t r = first; r < end; ++r) {
         const KeyRange part = part_of(block, r, tile, n);
         if (part.count() <= 0) continue;
-        const bool* hidden = scorer.hidden() != nullptr ? scorer.hidden() + part.begin : nullptr;
+        const bool* masked = scorer.masked() != nullptr ? scorer.masked() + part.begin : nullptr;
         const float* scores = scorer.scores(r) + part.begin;
         if (op_.selects()) {
-          lists[r].add(scores, hidden, tile + part.begin, static_cast<int>(part.count()));
+          lists[r].add(scores, masked, tile + part.begin, static_cast<int>(part.count()));
         } else {
-          store_scores(block, r, tile + part.begin, part.count(), scores, hidden);
+          store_scores(block, r, tile + part.begin, part.count(), scores, masked);
         }
       }
     }
   }
 
   void read_tile(const Block& block, int64_t tile, int n, const ThreadMemory& memory, TopkList* lists) {
-    const bool any_hidden = find_hidden(op_, block.b, tile, n, memory.hidden);
+    const bool any_masked = find_masked(op_, block.b, tile, n, memory.masked);
     for (int64_t r = 0; r < block.count; ++r) {
       const KeyRange part = part_of(block, r, tile, n);
       if (part.count() <= 0) continue;
       const RowView& from = op_.scores;
       read_elements(from.dtype, from.at(row_of(block, r), tile + part.begin), from.head_stride, part.count(),
                     memory.scores);
-      lists[r].add(memory.scores, any_hidden ? memory.hidden + part.begin : nullptr, tile + part.begin,
+      lists[r].add(memory.scores, any_masked ? memory.masked + part.begin : nullptr, tile + part.begin,
                    static_cast<int>(part.count()));
     }
   }
 
-  void store_scores(const Block& block, int64_t r, int64_t first, int64_t n, const float* scores, const bool* hidden) {
+  void store_scores(const Block& block, int64_t r, int64_t first, int64_t n, const float* scores, const bool* masked) {
     const RowView& to = op_.scores;
     const int64_t row = row_of(block, r);
     write_elements(to.dtype, to.at(row, first), to.head_stride, n, scores);
-    for (int64_t i = 0; hidden != nullptr && i < n; ++i) {
-      if (hidden[i]) *reinterpret_cast<float*>(to.at(row, first + i)) = -std::numeric_limits<float>::infinity();
+    for (int64_t i = 0; masked != nullptr && i < n; ++i) {
+      if (masked[i]) *reinterpret_cast<float*>(to.at(row, first + i)) = -std::numeric_limits<float>::infinity();
     }
   }
 

@@ -17,7 +17,6 @@ namespace attune::cpu::avx512bf16 {
 namespace {
 
 // --- GEMM: as in kernels_gemm-inl.h, but an element is a pair along k
-// ----------------------------------------------------------
 
 template <int R, int V>
 ATTUNE_TILE void gemm_tile(int pairs, const bf16_t* __restrict a, int64_t lda, const bf16_t* __restrict b, int64_t ldb,
@@ -114,8 +113,8 @@ void softmax(const SoftmaxTile& t) {
   }
 }
 
-// By the CPU's own word: __builtin_cpu_supports asks the compiler's runtime, and zig's, which is in the wheels, knows
-// nothing. That the system keeps the registers follows from AVX3.
+// By CPUID: __builtin_cpu_supports needs the compiler's runtime, and that of zig, which builds the wheels, lacks these
+// bits. AVX3 implies that the system saves the registers.
 bool has_avx512bf16() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;

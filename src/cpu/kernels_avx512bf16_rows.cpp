@@ -96,7 +96,6 @@ ATTUNE_INLINE RowsAhead rows_from(const RowsAhead& ahead, int begin, int n) {
 }
 
 // --- Scores
-// ---------------------------------------------------------------------------------------------------------------------
 
 // The reduction adds pairs of vectors, halving the lanes each holds. A blend and a shuffle bring the addends together
 // where two shuffles would: shuffles share a port with VDPBF16PS, blends run anywhere.
@@ -238,7 +237,6 @@ ATTUNE_INLINE void qk_rows(const Source& source, int m, int n, int d, const bf16
 }
 
 // --- Sums of value rows
-// ---------------------------------------------------------------------------------------------------------
 
 // R output rows and 16 * V columns; if kPartial, only the first `columns` exist. n may be odd.
 template <int R, int V, bool kPartial, class Source>

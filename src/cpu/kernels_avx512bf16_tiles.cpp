@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What surrounds the bf16 products with AVX512-BF16 and VBMI: conversion of cache rows, packing, the softmax that
-// writes bf16.
+// Around the bf16 products with AVX512-BF16 and VBMI: conversion of cache rows, packing, the softmax to bf16.
 #include "cpu/kernels_avx512bf16_codes.h"
 
 #if defined(__x86_64__)
@@ -80,7 +79,6 @@ void pack_v_bf16(const bf16_t* const* rows, int n, int dv, bf16_t* out, int ld) 
 }
 
 // --- Softmax, as in kernels_softmax-inl.h
-// -------------------------------------------------------------------------------------
 
 namespace {
 

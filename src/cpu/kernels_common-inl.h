@@ -89,7 +89,7 @@ HWY_INLINE VF at_least(VF low, VF x) {
 #endif
 }
 
-// max(a, b) where a NaN in `a` counts as absent; b is never NaN.
+// max(a, b), which ignores a NaN in `a`; b is never NaN.
 HWY_INLINE VF max_skipping_nan(VF a, VF b) {
 #if HWY_TARGET <= HWY_SSSE3
   return hn::Max(a, b);  // MAXPS returns its second operand when one is NaN

@@ -16,7 +16,6 @@ HWY_BEFORE_NAMESPACE();
 namespace attune::cpu::HWY_NAMESPACE {
 
 // --- Decoders: kLanes source elements to fp32 lanes.
-// ------------------------------------------------------------------------
 
 struct FromF32 {
   using Source = float;
@@ -24,7 +23,7 @@ struct FromF32 {
 };
 
 // An IEEE-like float of fewer bits, from the lower bits of each lane. Exponent 0 is read as exponent 1 with an implied
-// one, which is subtracted again: exact, and without a denormal on the way.
+// one, which is then subtracted: exact, and without a denormal on the way.
 template <int kBits, int kMantissa, int kBias, bool kHasInfinity>
 HWY_INLINE VF decode_float(VU wide) {
   constexpr uint32_t kMagnitude = (1u << (kBits - 1)) - 1u;
@@ -137,7 +136,6 @@ void to_f32(attune_dtype dtype, const void* src, int64_t n, float* dst) { conver
 void to_bf16(attune_dtype dtype, const void* src, int64_t n, bf16_t* dst) { convert(dtype, src, n, dst); }
 
 // --- Packing
-// ----------------------------------------------------------------------------------------------------------------
 
 // Rows are packed in chunks of this many 32-bit columns, so that a short row of zeros can stand for a null row.
 constexpr int kPackChunk = 256;
@@ -256,7 +254,6 @@ void pack_v_bf16(const bf16_t* const* rows, int n, int dv, bf16_t* out, int ld) 
 }
 
 // --- Values that are not finite
-// -----------------------------------------------------------------------------------------------
 
 // Keeps the largest magnitude as an integer. NaN and infinity have all exponent bits set, so they are the largest.
 bool any_nonfinite_f32(const float* x, int64_t n) {

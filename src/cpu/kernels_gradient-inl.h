@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The softmax of a tile again, from its lse, and the gradient of the scores.
+// Recomputes P of a tile from its lse; the gradient of the scores.
 
 #if defined(ATTUNE_CPU_KERNELS_GRADIENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTUNE_CPU_KERNELS_GRADIENT_INL_H_
@@ -27,7 +27,7 @@ HWY_INLINE void gradient_row(const GradientTile& t, int i) {
   const int columns = (t.n + 15) / 16 * 16;  // a multiple of kLanes
   for (int j = 0; j < columns; j += kLanes) {
     const VF score = hn::LoadU(d, s + j);
-    auto seen = hn::Not(hn::Eq(score, none));  // a NaN is seen; Ne may say that it is not
+    auto seen = hn::Not(hn::Eq(score, none));  // a NaN is visible; Ne may be false for it
     if (j + kLanes > t.n) seen = hn::And(seen, hn::FirstN(d, static_cast<size_t>(HWY_MAX(t.n - j, 0))));
     const VF a = exp2(hn::MulSub(score, scale, lse));
     VF gradient = hn::Mul(a, hn::MulSub(share, hn::LoadU(d, g + j), delta));

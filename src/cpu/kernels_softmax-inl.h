@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The online softmax over a tile of scores, and what is done to scores before it: softcap, scales, ALiBi.
+// The online softmax over a tile of scores, and the score terms before it: softcap, scales, ALiBi.
 
 #if defined(ATTUNE_CPU_KERNELS_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTUNE_CPU_KERNELS_SOFTMAX_INL_H_
@@ -51,7 +51,7 @@ HWY_INLINE void scale_row(float* x, int n, float factor) {
   if (j < n) store_first(hn::Mul(load(x + j, n - j), f), d, x + j, n - j);
 }
 
-// Largest entry of the row; NaN counts as absent.
+// Largest entry of the row, which ignores NaN.
 HWY_INLINE float row_max(const float* s, int n) {
   const DF d;
   VF max0 = hn::Set(d, kMinusInf), max1 = max0;

@@ -19,8 +19,8 @@ constexpr float kSmallestGroupScale = 1e-4f;  // of power-of-two scales, before 
 constexpr float kSmallestRowAmax = 1e-4f;     // of power-of-two scales of whole rows
 constexpr int64_t kChunk = 128;               // channels quantised at a time
 
-// The largest finite magnitude of a row. Ignores NaN and counts infinity as the largest float, as neither may spoil the
-// scale.
+// The largest finite magnitude of a row. Ignores NaN and counts infinity as the largest float, so that the scale stays
+// finite.
 float amax_of(const float* x, int64_t n) {
   float amax = 0.0f;
   for (int64_t i = 0; i < n; ++i) {

@@ -159,7 +159,7 @@ int apply_mask(const ScoreRows& rows, int row, int m, int64_t first, const KvTil
     float* out = s + static_cast<int64_t>(r) * kMaxTileN;
     bool visible[kMaxTileN];
     if (p.sparse) {
-      for (int j = 0; j < n; ++j) visible[j] = !tile.hidden[j];
+      for (int j = 0; j < n; ++j) visible[j] = !tile.masked[j];
     } else {
       const int64_t position = rows.position(row + r);
       std::fill(visible, visible + n, false);
@@ -170,7 +170,7 @@ int apply_mask(const ScoreRows& rows, int row, int m, int64_t first, const KvTil
           mark(visible, first, n, range.first, range.last);
       }
       if (tile.any_hidden) {
-        for (int j = 0; j < n; ++j) visible[j] = visible[j] && !tile.hidden[j];
+        for (int j = 0; j < n; ++j) visible[j] = visible[j] && !tile.masked[j];
       }
     }
     if (masks.has_bits != 0) {

@@ -58,7 +58,7 @@ class Pool {
   }
 
   // Waits until all threads have started: one that is just starting may hold a lock of the C library or of a sanitizer,
-  // which nobody would release in the child.
+  // which would stay locked in the child.
   void before_fork() {
     std::unique_lock lock(mutex_);
     left_.wait(lock, [&] { return started_ == workers_.size(); });

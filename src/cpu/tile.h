@@ -54,7 +54,7 @@ struct KvTile {
       ATTUNE_DTYPE_NONE;     // rows are 8-bit codes of this dtype, in place; NONE: elements of the row type
   const void* k[kMaxTileN];  // rows of head_dim_qk elements
   const void* v[kMaxTileN];  // rows of head_dim_v elements
-  bool hidden[kMaxTileN];    // no such token: nobody sees the column
+  bool masked[kMaxTileN];    // no such token (bad page id): the column is masked
   bool any_hidden = false;
   bool in_place = false;  // all rows lie in the cache as they are
   bool scaled = false;    // the factors below are in use

@@ -23,7 +23,7 @@ void gather_elements(const std::byte* row, int64_t size, const KvPlane& plane, i
 void TileSource::hide(int i, Scratch& scratch) const {
   KvTile& t = *scratch.tile;
   t.k[i] = t.v[i] = scratch.zeros;
-  t.hidden[i] = true;
+  t.masked[i] = true;
   t.any_hidden = true;
   t.k_factor[i] = t.v_factor[i] = 1.0f;
 }
@@ -63,7 +63,7 @@ void TileSource::put_slot(const KvCache& c, KvSlot k, KvSlot v, int64_t kv_head,
   const int64_t size = row_type_size(row_type_);
   std::byte* k_to = scratch.k_stage + i * scratch.ld_q * size;
   std::byte* v_to = scratch.v_stage + i * scratch.ld_o * size;
-  t.hidden[i] = false;
+  t.masked[i] = false;
   t.k_factor[i] = t.v_factor[i] = 1.0f;
   if (!c.format->plain) {
     if (row_type_ == TileType::kF32) {
@@ -96,7 +96,7 @@ void TileSource::put_dense(int64_t row, int64_t kv_head, int i, Scratch& scratch
     std::memcpy(to, codes, static_cast<size_t>(n * view.element_size));
     return to;
   };
-  t.hidden[i] = false;
+  t.masked[i] = false;
   t.k_factor[i] = t.v_factor[i] = 1.0f;
   t.k[i] = place(dense_.k, p_.head_dim_qk, scratch.k_stage + i * scratch.ld_q * size);
   t.v[i] = p_.v_aliases_k ? t.k[i] : place(dense_.v, p_.head_dim_v, scratch.v_stage + i * scratch.ld_o * size);
@@ -139,8 +139,7 @@ void TileSource::load_sparse(const Sequence& s, int64_t b, int64_t q_row, int64_
   }
 }
 
-// Calls emit(i, k, v, run) for every run of the cached columns [i, end) whose tokens share a page: one look-up serves
-// them all.
+// Calls emit(i, k, v, run) for every run of cached columns in [i, end) that share a page, by one look-up.
 template <class Emit>
 void for_each_run(const KvCache& c, int64_t b, int64_t first, int i, int end, Emit&& emit) {
   while (i < end) {
@@ -175,7 +174,7 @@ int TileSource::load_runs(const Sequence& s, int64_t b, int64_t kv_head, int64_t
     for (int j = 0; j < run; ++j) {
       t.k[at + j] = k_row + j * k_step;
       t.v[at + j] = v_row + j * v_step;
-      t.hidden[at + j] = false;
+      t.masked[at + j] = false;
     }
   });
   t.in_place = direct && i == 0 && end == n && !t.any_hidden;
@@ -183,7 +182,7 @@ int TileSource::load_runs(const Sequence& s, int64_t b, int64_t kv_head, int64_t
   return end > i ? end : i;
 }
 
-// Loads the scales of the cached columns [begin, end) of a plain cache. Those of hidden columns are not used.
+// Loads the scales of the cached columns [begin, end) of a plain cache. Those of masked columns are not used.
 void TileSource::load_factors(int64_t b, int64_t kv_head, int64_t first, int begin, int end, Scratch& scratch) const {
   const KvCache& c = p_.cache;
   KvTile& t = *scratch.tile;
@@ -206,8 +205,7 @@ void TileSource::load_factors(int64_t b, int64_t kv_head, int64_t first, int beg
   });
 }
 
-// Reads the scales of each token and head, for all heads of the item and the columns [first, first + n), in the order
-// of memory.
+// Reads the scales by token and head, of all heads of the item and columns [first, first + n), in memory order.
 void TileSource::gather_factors(const Item& item, int64_t first, int n, float* factors) const {
   const KvCache& c = p_.cache;
   for_each_run(c, item.sequence, first, 0, n, [&](int at, KvSlot k, KvSlot v, int run) {
@@ -246,8 +244,7 @@ bool TileSource::next_head(const Item& item, int h, int64_t first, Scratch& scra
   return true;
 }
 
-// Prefetches the scales of `count` tokens from slot on, if each token has its own. Those of all heads of a token lie in
-// a line or two.
+// Prefetches scales by token of `count` tokens from slot on. Those of all heads of a token are a line or two.
 void prefetch_scales(const KvScale& scale, KvSlot slot, int64_t kv_head, int count) {
   if (scale.mode != KvScale::Mode::kTokenHead) return;
   const float* from = scale.at(slot.page, slot.offset, kv_head);

@@ -20,7 +20,7 @@ class TileSource {
              const KernelTable& kernels)
       : p_(p), dense_(dense), row_type_(row_type), codes_in_place_(codes_in_place), kernels_(kernels) {}
 
-  // Loads columns [first, first + n) of the keys of sequence b. Those below `begin` are hidden and not read. In sparse
+  // Loads columns [first, first + n) of the keys of sequence b. Those below `begin` are masked and not read. In sparse
   // mode the columns are entries of the lists of query row q_row.
   void load(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int64_t begin, int n,
             Scratch& scratch) const;

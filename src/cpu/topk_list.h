@@ -33,15 +33,15 @@ class TopkList {
   TopkList(uint64_t* keys, uint64_t* spare, int64_t k, int64_t capacity)
       : keys_(keys), spare_(spare), k_(k), capacity_(capacity) {}
 
-  // Scores of positions first, first + 1, .., n of them, at most kMostAtOnce. hidden[i]: no candidate; may be null.
-  void add(const float* scores, const bool* hidden, int64_t first, int n) {
+  // Scores of positions first, first + 1, .., n of them, at most kMostAtOnce. masked[i]: no candidate; may be null.
+  void add(const float* scores, const bool* masked, int64_t first, int n) {
     make_room(n);
     // Without branches, as the machine cannot predict which scores stay.
     int64_t count = count_;
     for (int i = 0; i < n; ++i) {
       const uint64_t key = candidate(scores[i], first + i);
       keys_[count] = key;
-      count += key > floor_ && (hidden == nullptr || !hidden[i]) ? 1 : 0;
+      count += key > floor_ && (masked == nullptr || !masked[i]) ? 1 : 0;
     }
     count_ = count;
   }

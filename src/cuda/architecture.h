@@ -59,9 +59,9 @@ const Architecture* find_architecture(const std::string& name);
 
 // Code for that architecture.
 Target target_of(const Architecture& architecture);
-// What a GPU runs by itself; it need not be in the table.
+// A GPU's own target; it need not be in the table.
 Target own_target(int capability);
-// The PTX that every GPU runs: what is left to one whose code nobody can make.
+// PTX that every GPU can run: the fallback where neither the bundle nor a compiler has code for a GPU.
 Target portable_target();
 // What it runs as the architecture of that name. "" in *why, or why it cannot.
 Target forced_target(const std::string& name, int capability, std::string* why);

@@ -8,7 +8,7 @@
 namespace attune::cuda {
 namespace {
 
-// Whether the device reads memory that nobody registered, as on Grace Hopper.
+// Whether the device reads unregistered host memory, as on Grace Hopper.
 bool reaches_all_memory(int32_t ordinal) {
   const Driver& d = require_driver();
   Ordinal device = 0;

@@ -58,7 +58,7 @@ class KnownKernels {
     const CompiledKernel* kernel;
   };
 
-  // Hashes entry and defines: they tell kernels apart.
+  // Hashes entry and defines, in which kernels differ most.
   static size_t hash(const KernelSpec& spec) {
     size_t h = std::hash<std::string>()(spec.entry);
     for (const auto& [macro, value] : spec.defines)
@@ -228,8 +228,7 @@ const CompiledKernel& get_kernel(const KernelSpec& spec, int32_t device) { retur
 
 void warm(const std::vector<KernelSpec>& all, int32_t device) {
   require_device(device);
-  // Operations without plans come here on every call. Starting threads that find nothing to do would cost more than
-  // the launch.
+  // Operations without plans come here on every call: starting threads would cost more than the launch.
   std::vector<KernelSpec> specs;
   for (const KernelSpec& spec : all)
     if (!the_cache().has(spec, device)) specs.push_back(spec);

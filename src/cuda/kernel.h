@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels: named by source, entry and defines; found in memory, in the bundle, in the disk cache, or compiled.
-// A plan looks its kernels up once and keeps the references: none of this is on the path of a run.
+// A plan looks its kernels up once and keeps the references: runs never come here.
 #pragma once
 
 #include <cstdint>

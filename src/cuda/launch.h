@@ -19,6 +19,15 @@ struct LaunchConfig {
   void* stream = nullptr;  // CUstream of the kernel's device
 };
 
+// A programmatic launch of a grid with one axis.
+inline LaunchConfig programmatic(int64_t blocks, int64_t threads, void* stream, int64_t shared_bytes = 0) {
+  return {.grid = {static_cast<uint32_t>(blocks), 1, 1},
+          .block = {static_cast<uint32_t>(threads), 1, 1},
+          .shared_bytes = static_cast<uint32_t>(shared_bytes),
+          .programmatic = true,
+          .stream = stream};
+}
+
 // Enqueues one launch. args[i] points at the i-th kernel parameter, which is copied. Allocates nothing.
 void launch(const CompiledKernel& kernel, const LaunchConfig& config, void** args);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor maps: what the tensor memory accelerator (TMA) needs to know of an array in device memory. Made on the host
+// Tensor maps describe an array in device memory to the tensor memory accelerator (TMA). Made on the host
 // without a device call, so they may be made on every run. In the kernel a copy must start at a multiple of 16 bytes on
 // axis 0, and may start outside the shape; elsewhere the H200 stops with an illegal instruction.
 #pragma once
@@ -28,7 +28,7 @@ int64_t element_size(TensorMapType type);
 // Checks the description, naming the field that breaks a rule (ATTUNE_INVALID_ARGUMENT), and encodes it for a device.
 // Elements outside the shape read as zero.
 TensorMap make_tensor_map(const TensorMapDesc& desc, int32_t device);
-// Of a kernel's parameter by which nothing is copied where the description has rank 0: that is `other` then.
+// For a kernel parameter that some kernels do not use: rank 0 gives `other`.
 inline TensorMap make_tensor_map(const TensorMapDesc& desc, int32_t device, const TensorMap& other) {
   return desc.rank == 0 ? other : make_tensor_map(desc, device);
 }

@@ -60,8 +60,8 @@ const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_ty
       if (left == nullptr) left = k;
       continue;
     }
-    // Of rows that are equally near: first one for queries of this dtype, then one that does not leave the problem to a
-    // later row.
+    // Among rows that are equally near, prefers one for queries of this dtype, then one that does not leave the problem
+    // to a later row.
     const int queries = static_cast<int>(Axis::kQueryDtype);
     const bool other_queries = (t.axes[queries] & ~k->coverage.axes[queries]) != 0;
     const int from = 4 * distance + (other_queries ? 2 : 0) + (leaves ? 1 : 0);

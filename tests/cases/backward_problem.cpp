@@ -83,7 +83,7 @@ void* BackwardProblem::row_element(const attune_tensor& t, int64_t row, int64_t 
   return dim < 0 ? element_at(t, {row / n, row % n, head}) : element_at(t, {row / n, row % n, head, dim});
 }
 
-// out and lse as stored. Rows that see nothing keep the poison of out, and rows that nobody owns that of both.
+// out and lse as stored. Rows that see nothing keep the poison of out, and rows of no sequence that of both.
 void BackwardProblem::fill_forward() {
   const attune_attention& a = host_.attention;
   if (forward_ == Forward::kLibrary && run_forward()) return;

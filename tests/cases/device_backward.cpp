@@ -60,8 +60,8 @@ DeviceBackwardOracle::DeviceBackwardOracle(const BackwardProblem& problem, int64
   }
   const int64_t pairs = std::max(keys, queries * (op.num_heads_q / op.num_heads_kv));
   host_.scratch_size = std::max(pairs * kDoublesOfPair, threads * kDoublesOfSums);
-  const int64_t items = host_.forward.rows * op.num_heads_q + host_.rows_kv * op.num_heads_kv;
-  blocks_ = std::clamp<int64_t>(items, 1, std::clamp<int64_t>(kMostScratch / host_.scratch_size, 1, blocks));
+  const int64_t outputs = host_.forward.rows * op.num_heads_q + host_.rows_kv * op.num_heads_kv;
+  blocks_ = std::clamp<int64_t>(outputs, 1, std::clamp<int64_t>(kMostScratch / host_.scratch_size, 1, blocks));
   host_.scratch = add_array<double>("scratch", blocks_ * host_.scratch_size);
   std::memcpy(params_.host(), &host_, sizeof(host_));
   params_.upload();

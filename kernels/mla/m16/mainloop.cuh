@@ -54,7 +54,7 @@ class M16Mainloop {
     if constexpr (Config::kDense) add_new_tokens(work, head_tile);
   }
 
-  // Reduces row_sum over all warps. After its sync nobody needs the work tile's shared memory any more.
+  // Reduces row_sum over all warps. After its sync the work tile's shared memory is free.
   __device__ __forceinline__ void reduce_row_sum() {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

@@ -9,7 +9,7 @@
 //   transpose_channels(o)                then channel() is the lane's first channel of a block
 #pragma once
 
-#include "common/quad.cuh"
+#include "common/lanes.cuh"
 #include "mla/m16/operands.cuh"
 
 namespace attune::mla {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/finish.cuh"
+#include "common/lanes.cuh"
 #include "mla/m16/config.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
@@ -32,9 +33,7 @@ __device__ __forceinline__ float dot_new_token(const char* query, const char* ro
 #pragma unroll 1
   for (int d = lane; query != nullptr && d < Config::kHeadDimQk; d += 32)
     s = fmaf(common::load_element(Config::kType, query, d), common::load_element(Config::kType, row, d), s);
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
-  return s;
+  return common::sum_of_lanes(s);
 }
 
 // Addresses of cached rows that the lane gives to ldmatrix. K: four neighbouring vectors of 16 bytes of eight rows. V:

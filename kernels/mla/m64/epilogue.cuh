@@ -3,7 +3,7 @@
 // as the partial output of a split, which mla/combine.cu merges.
 #pragma once
 
-#include "common/quad.cuh"
+#include "common/lanes.cuh"
 #include "mla/m64/mainloop.cuh"
 #include "mla/partial_out.cuh"
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ void store_out(const WorkTileParams& p, const WorkTil
                                       Config::kDequant ? own(a.row_sum) : row_sum, math_warpgroup() == 0);
   }
   __syncwarp();
-  // Few instructions on the common path: they are fetched anew for each work tile.
+  // The common path is short, because its instructions miss the instruction cache in each work tile.
   const int channel = math_warpgroup() * Config::kChannels;
   if (common::is_16_bit(Config::kOutType) && p.store_vectors) {
 #pragma unroll
@@ -91,8 +91,7 @@ __device__ __forceinline__ float* own_stats(const WorkTileParams& p, const WorkT
                           math_warpgroup());
 }
 
-// Stores O relative to row_max_ref. nonfinite: rows that have, or may have, an element that is not finite; only set for
-// fp16 partials.
+// Stores O relative to row_max_ref. nonfinite, set for fp16 partials only: rows that may have a NaN or infinity.
 __device__ __forceinline__ void store_partial(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                               const Accumulators& a, bool (&nonfinite)[2]) {
   const unsigned thread = ptx::kept(threadIdx.x) % 128, lane = thread % 32;

@@ -142,8 +142,8 @@ class Mainloop {
       qk_gemm(second, s, [] {});
     } else {
       qk_gemm(second, s, [] {});
-      // There is nothing to wait for, but ptxas must be told so. Else it adds a wait where O is rescaled beside S
-      // (C7517), which only some warps of the warpgroup would reach. It counts the wgmma groups of each slice.
+      // Waits for nothing, because fewer groups are pending. Without it ptxas adds a wait where O is rescaled beside S
+      // (C7517), which only some warps of the warpgroup would reach.
       ptx::wgmma_wait<kSlices>();
       ptx::pin(a.o);
       pv_gemm_p0(v0, a);
@@ -238,8 +238,7 @@ class Mainloop {
     if (Config::kConsumerFence) ptx::fence_async_proxy();
   }
 
-  // racecheck reports these stores beside receive_p()'s loads: it does not follow bar.arrive, for which the other warp
-  // waits.
+  // racecheck reports these stores beside receive_p()'s loads: it does not model bar.arrive.
   __device__ __forceinline__ void publish_p(const unsigned (&p_regs)[Softmax::kPRegs], const Accumulators& a) const {
     const int thread = threadIdx.x % 128;
     if (threadIdx.x % 4 == 0) {

@@ -83,9 +83,7 @@ class RecomputeNonfinite {
 #pragma unroll 1
         for (int d = lane; d < Config::kHeadDimQk; d += 32)
           s = fmaf(common::load_element(Config::kType, q, d), load_channel(source, key, index, at, quantized, d), s);
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
-        s *= p.scale * kLog2e;
+        s = common::sum_of_lanes(s) * (p.scale * kLog2e);
         if (s == -ptx::infinity()) continue;  // P is 0, so the value does not count
         const float new_row_max = fmaxf(row_max, s), row_max_ref = finite_row_max(new_row_max);
         const float rescale = ptx::exp2_approx(row_max - row_max_ref), p_key = ptx::exp2_approx(s - row_max_ref);
@@ -107,10 +105,7 @@ class RecomputeNonfinite {
       if constexpr (kFp16Partials) {
 #pragma unroll
         for (int k = 0; k < kScalesOfHalf; ++k) {  // a lane has two elements of each scale
-          float largest = fmaxf(magnitude(o[2 * k]), magnitude(o[2 * k + 1]));
-#pragma unroll
-          for (int step = 16; step > 0; step /= 2)
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+          const float largest = common::max_of_lanes(fmaxf(magnitude(o[2 * k]), magnitude(o[2 * k + 1])));
           const unsigned exponent = max(__float_as_uint(fmaxf(largest, 0.0f)) >> 23, kLeastExponent);
           factor[k] = factor_of(exponent);
           inverses |= exponent - kToInverse << 8 * k;

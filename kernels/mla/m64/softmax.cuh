@@ -2,6 +2,7 @@
 // The online softmax of the two math warpgroups: row max, P and row sum of a tile, and the statistics of a whole row.
 #pragma once
 
+#include "common/lanes.cuh"
 #include "mla/m64/mask.cuh"
 #include "ptx/convert.cuh"
 
@@ -40,9 +41,7 @@ struct Softmax {
         const float pair = fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]);
         max[j % 4] = fmaxf(j < 4 ? a.row_max[h] : max[j % 4], pair);
       }
-      float row_max = fmaxf(fmaxf(max[0], max[1]), fmaxf(max[2], max[3]));
-      row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, 1));
-      row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, 2));
+      const float row_max = common::quad_max(fmaxf(fmaxf(max[0], max[1]), fmaxf(max[2], max[3])));
       a.row_max[h] = row_max;
       rescale[h] = 1.0f;
       if ((row_max - a.row_max_ref[h]) * c > kRescaleThreshold) {
@@ -82,13 +81,11 @@ struct Softmax {
 // to it. O stays relative to row_max_ref; rescale: its factor. scale: from S to scores in base 2.
 __device__ __forceinline__ void finalize_softmax(const Smem& smem, float scale, Accumulators& a, float (&rescale)[2]) {
   const int warpgroup = math_warpgroup();
-  // racecheck reports the stores beside receive_p()'s loads, and beside those below: the warps of a pair sync between
-  // them.
-  ptx::named_barrier_sync(warp_pair(), 64);  // nobody reads P any more
+  // racecheck reports the stores beside the loads of receive_p() and below: the warps of a pair sync in between.
+  ptx::named_barrier_sync(warp_pair(), 64);  // all warps of the pair have read P
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 1);
-    a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 2);
+    a.row_sum[h] = common::quad_sum(a.row_sum[h]);
     if (threadIdx.x % 4 == 0) smem.stats(warpgroup)[h] = make_float2(a.row_max[h], a.row_sum[h]);
   }
   ptx::named_barrier_sync(warp_pair(), 64);

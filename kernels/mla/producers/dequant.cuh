@@ -13,7 +13,7 @@
 
 namespace attune::mla {
 
-// In place of invalid rows: codes and scales of zero.
+// In place of invalid rows: fp8 and scales of zero.
 static __device__ const uint4 kNoRow[(Packed::kRowBytes + 15) / 16] = {};
 
 class DequantProducer {
@@ -25,7 +25,7 @@ class DequantProducer {
   static_assert(!Config::kDequant || Config::kProducerThreads / 32 * kRowsOfWarp == kRowsOfBlock,
                 "a lane has one row of a tile");
 
-  // Slices 1 to 4 have 128 codes each; of 584 the last has 64 codes and the rope channels, which are a slice of their
+  // Slices 1 to 4 have 128 fp8 channels each; of 584 the last has 64 and the rope channels, which are a slice of their
   // own in 656.
   static constexpr int kRopeChunk = Packed::kNope / 64, kRopeSlice = k656 ? 0 : 4;
   static constexpr int kFirstSlice = k656 ? 0 : 1;
@@ -34,7 +34,7 @@ class DequantProducer {
   __device__ __forceinline__ DequantProducer(const WorkTileParams& p, const Smem& smem)
       : p_(p), smem_(smem), thread_(Config::kRegisterStaged ? shuffled_thread() : ptx::kept(threadIdx.x)) {}
 
-  // Through a shuffle: ptxas would read threadIdx again wherever it is used, 100 clocks each.
+  // Through a shuffle: else ptxas reads threadIdx wherever it is used, 100 clocks each.
   __device__ __forceinline__ static unsigned shuffled_thread() {
     return __shfl_sync(0xffffffffu, threadIdx.x, static_cast<int>(threadIdx.x % 32));
   }
@@ -146,14 +146,14 @@ class DequantProducer {
       ptx::store_async(at + to_other, x, smem_.k_full(stage, barrier_of(kFirstSlice)) + to_other);
   }
 
-  // Writes a lane's codes of a chunk as bf16, to two neighbouring units. line: the first one's address.
-  __device__ __forceinline__ static void write_chunk(unsigned line, const unsigned (&codes)[4], float factor) {
+  // Writes a lane's fp8 channels of a chunk as bf16, to two neighbouring units. line: the first one's address.
+  __device__ __forceinline__ static void write_chunk(unsigned line, const unsigned (&fp8)[4], float factor) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       unsigned out[4];
 #pragma unroll
       for (int w = 0; w < 2; ++w) {
-        const uint2 halves = ptx::four_e4m3_to_f16(codes[2 * half + w]);
+        const uint2 halves = ptx::four_e4m3_to_f16(fp8[2 * half + w]);
         out[2 * w] = scale_two(halves.x, factor);
         out[2 * w + 1] = scale_two(halves.y, factor);
       }

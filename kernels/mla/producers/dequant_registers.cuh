@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The dequant producer of clusters: codes times scales, rounded to bf16 once. Codes of the next tile wait in the lane's
+// The dequant producer of clusters: fp8 times scales, rounded to bf16 once. fp8 of the next tile wait in the lane's
 // registers until its stage is empty, so that no copy lies between an empty stage and the dequantization. Each block
 // dequantizes half of the rows, and the copy engine sends them to the other block (DSMEM), one half of V at a time.
 // Rows outside of a cache come as in mla/producers/gather.cuh.
@@ -47,7 +47,7 @@ class RegisterDequantProducer : DequantProducer {
   // Of slices 1 to 4, counted from 0: the one that is dequantized as the i-th (slice_in_order()).
   __device__ __forceinline__ static unsigned slice_in_turn(unsigned i, unsigned second) { return i ^ 2 * second; }
 
-  // Loads what the lane dequantizes of the next tile: 16 codes of each chunk.
+  // Loads what the lane dequantizes of the next tile: 16 fp8 channels of each chunk.
   __device__ __forceinline__ void load_next(unsigned second) {
     const char* const row = own_row();
     scales_ = load_scales(row);
@@ -60,7 +60,7 @@ class RegisterDequantProducer : DequantProducer {
       for (int j = 0; j < 2; ++j) ptx::load_early_four(from + 64 * j, staged_[i][j]);
     }
   }
-  // Dequantizes tile i, whose codes are in registers.
+  // Dequantizes tile i, whose fp8 is in registers.
   __device__ __forceinline__ void dequant(const CachedSource& rows, const WorkTile& work, int i) {
     const PipelineState pipe = pipeline_state(num_started_++);
     const unsigned second = second_of(work, i), invalid = invalid_rows();

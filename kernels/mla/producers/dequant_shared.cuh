@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The dequant producer of blocks without a cluster. cp.async copies packed rows to shared memory as they are; the warps
-// dequantize them there: codes times scales, rounded to bf16 once. Rows outside of a cache come as in
+// dequantize them there: fp8 times scales, rounded to bf16 once. Rows outside of a cache come as in
 // mla/producers/gather.cuh.
 //
-// There is no room beside the stages, so codes land in their own tile's stage, in the half of V that is empty first:
-// 128 codes of a row in each of its four chunks, in the place of that row. The order of dequantization overwrites
+// There is no room beside the stages, so fp8 rows land in their own tile's stage, in the half of V that is empty first:
+// 128 channels of a row in each of its four chunks, in the place of that row. The order of dequantization overwrites
 // nothing that is still needed.
 //
 //   chunks            0    1    2    3    4    5    6    7    8
@@ -25,7 +25,7 @@ class SharedDequantProducer : DequantProducer {
   __device__ __forceinline__ SharedDequantProducer(const WorkTileParams& p, const ptx::TensorMap& q, const Smem& smem)
       : DequantProducer(p, smem),
         q_(q),
-        codes_(ptx::kept(dequant_row() * 128 + ((lane() % kLanes) ^ raw_swizzle(dequant_row())) * 16)),
+        fp8_(ptx::kept(dequant_row() * 128 + ((lane() % kLanes) ^ raw_swizzle(dequant_row())) * 16)),
         units_(ptx::kept(units())) {}
 
   __device__ __forceinline__ void run(const WorkTileReader::Scheduler::First& first_work) {
@@ -36,7 +36,7 @@ class SharedDequantProducer : DequantProducer {
   }
 
  private:
-  // Swizzle of landed codes in units of 16 bytes: eight lanes that read four units of two rows hit all banks.
+  // Swizzle of landed fp8 in units of 16 bytes: eight lanes that read four units of two rows hit all banks.
   __device__ __forceinline__ static constexpr unsigned raw_swizzle(unsigned row) { return row % 2 * 4; }
 
   __device__ __forceinline__ void load(WorkTileReader& reader) {
@@ -74,7 +74,7 @@ class SharedDequantProducer : DequantProducer {
     for (int half = 0; half < 3; ++half)
       if (written_before_dequant(half)) wait_empty(smem_, pipeline_state(num_started_), half);
   }
-  // The mask, the codes and the rope channels.
+  // The mask, the fp8 channels and the rope channels.
   __device__ __forceinline__ static constexpr bool written_before_dequant(int half) {
     return half == kKOnly || half == 1 || half == half_of(kRopeSlice);
   }
@@ -84,7 +84,7 @@ class SharedDequantProducer : DequantProducer {
     const int stage = pipeline_state(num_started_++).stage;
     // A lane copies 16 bytes of each 128, of every fourth row.
     const unsigned mine = lane(), unit = mine % 8, row = mine / 8, line = smem_.k(stage) + (first_row() + row) * 128;
-    const unsigned codes = line + (unit ^ raw_swizzle(row)) * 16;
+    const unsigned fp8 = line + (unit ^ raw_swizzle(row)) * 16;
     const unsigned rope = line + kRopeChunk * Config::kChunkBytes + (unit ^ row) * 16;
 #pragma unroll
     for (int j = 0; j < kRowsOfWarp / 4; ++j) {
@@ -92,7 +92,7 @@ class SharedDequantProducer : DequantProducer {
 #pragma unroll
       for (int slice = 1; slice < kSlices; ++slice) {
         if (unit < 4 * chunks_of(slice))
-          ptx::copy_async<16>(codes + j * (4 * 128) + (slice - 1) * Config::kChunkBytes, from + 128 * (slice - 1), 16);
+          ptx::copy_async<16>(fp8 + j * (4 * 128) + (slice - 1) * Config::kChunkBytes, from + 128 * (slice - 1), 16);
       }
       ptx::copy_async<16>((rope ^ (j % 2 * 64)) + j * (4 * 128), from + Packed::kRope, 16);
     }
@@ -109,7 +109,7 @@ class SharedDequantProducer : DequantProducer {
     advance(rows, i - 1, work.tile_begin);
     ptx::wait_copies<0>();
     __syncwarp();
-    Codes first, second, third;
+    Fp8 first, second, third;
     read(pipe.stage, 1, first);
     read(pipe.stage, 2, second);
     __syncwarp();
@@ -138,20 +138,20 @@ class SharedDequantProducer : DequantProducer {
   __device__ __forceinline__ unsigned scale_of(int slice) const {
     return __shfl_sync(0xffffffffu, scales_, slice - 1, kLanes);
   }
-  struct Codes {
-    unsigned words[2][4];  // 16 codes of each chunk
+  struct Fp8 {
+    unsigned words[2][4];  // 16 fp8 channels of each chunk
   };
-  __device__ __forceinline__ void read(int stage, int slice, Codes& codes) const {
-    const unsigned line = smem_.k(stage) + codes_;
+  __device__ __forceinline__ void read(int stage, int slice, Fp8& fp8) const {
+    const unsigned line = smem_.k(stage) + fp8_;
 #pragma unroll
     for (unsigned j = 0; j < chunks_of(slice); ++j)
-      ptx::load_shared_four((line ^ (64 * j)) + (slice - 1) * Config::kChunkBytes, codes.words[j]);
+      ptx::load_shared_four((line ^ (64 * j)) + (slice - 1) * Config::kChunkBytes, fp8.words[j]);
   }
-  __device__ __forceinline__ void write(int stage, int slice, const Codes& codes, unsigned scale) const {
+  __device__ __forceinline__ void write(int stage, int slice, const Fp8& fp8, unsigned scale) const {
     const unsigned line = smem_.k(stage) + units_;
 #pragma unroll
     for (unsigned j = 0; j < chunks_of(slice); ++j)
-      write_chunk(line + (slice_at(slice).chunk + j) * Config::kChunkBytes, codes.words[j], factor_of_chunk(scale, j));
+      write_chunk(line + (slice_at(slice).chunk + j) * Config::kChunkBytes, fp8.words[j], factor_of_chunk(scale, j));
   }
 
   // Publishes slices that the warp has dequantized, or copied.
@@ -163,7 +163,7 @@ class SharedDequantProducer : DequantProducer {
   }
 
   const ptx::TensorMap& q_;
-  const unsigned codes_;  // where the lane reads codes of its row, in a chunk
+  const unsigned fp8_;  // where the lane reads fp8 channels of its row, in a chunk
   const unsigned units_;  // where it writes bf16
   unsigned scales_;       // of the tile that is dequantized next
 };

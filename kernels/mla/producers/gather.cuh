@@ -159,7 +159,7 @@ class GatherProducer {
     int tile = 0;
 #pragma unroll 1
     for (; i >= work.tile_begin; --i, ++tile) {
-      // The shuffle tells the compiler that the value is uniform, and so are the barriers' addresses.
+      // With the shuffle the compiler knows that the value, and so the barriers' addresses, are uniform.
       const unsigned uniform = __shfl_sync(0xffffffffu, tiles_++ << 1 | (tile & 1), 0);
       const PipelineState pipe = pipeline_state(uniform >> 1);
       const GatherCopies::CopySources sources = copies_.next();

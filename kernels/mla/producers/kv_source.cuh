@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where key rows lie, for threads that copy them one by one: in slots named by a list, in pages named by a page table,
-// or dense.
+// Where key rows lie, for threads that copy them one by one: in slots of a list, in pages of a page table, or dense.
 #pragma once
 
 #include "mla/problem.cuh"

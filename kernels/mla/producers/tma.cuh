@@ -15,8 +15,7 @@
 
 namespace attune::mla {
 
-// masked: a bit for each key of the tile that no row sees; start: its first key; needs_row_mask: rows see different
-// keys.
+// masked: a bit for each key of the tile that no row sees; start: its first key; needs_row_mask: rows differ.
 __device__ __forceinline__ void store_mask(const Smem& smem, int stage, unsigned long long masked, int start,
                                            bool needs_row_mask) {
   const unsigned words[4] = {static_cast<unsigned>(masked), static_cast<unsigned>(masked >> 32),
@@ -84,8 +83,7 @@ class TmaProducer {
     return {(keys.begin + Config::kBlockN - 1) / Config::kBlockN, keys.end / Config::kBlockN};
   }
 
-  // start: the first key. first_unmasked: the warp's first unmasked tile of the work tile; more: the warp's next tile
-  // is unmasked too.
+  // start: the first key. first_unmasked: the warp's first unmasked tile of the work tile; more: so is its next one.
   __device__ __forceinline__ void load_unmasked(int batch, int start, int kv_head, bool first_unmasked, bool more) {
     if (first_unmasked) next_page_ = page_of_box(batch, start);
     const int page = next_page_;
@@ -110,8 +108,7 @@ class TmaProducer {
   __device__ __forceinline__ int box_of_lane() const {
     return (lane_ & ((Config::kBlockN >> p_.box_shift) - 1)) << p_.box_shift;
   }
-  // Copies slices whose region is empty. row, outer: of the lane's box. Few instructions, as the math warpgroups wait
-  // for this.
+  // Copies slices whose region is empty. row, outer: of the lane's box. Short, as the math warpgroups wait for it.
   template <int kBegin, int kEnd>
   __device__ __forceinline__ void copy_slices(int kv_head, int row, int outer) const {
     const int shift = p_.box_shift;

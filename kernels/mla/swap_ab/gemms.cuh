@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The swap-AB GEMMs over packed rows as they lie in shared memory:
 //
-//   S^T = sum over scale groups g of channels  s_g (C_g Q_g^T) + K_rope Q_rope^T,  C codes, s_g a scale of each key
+//   S^T = sum over scale groups g of channels  s_g (C_g Q_g^T) + K_rope Q_rope^T,  C fp8, s_g a scale of each key
 //   O_g^T += C_g^T (P s_g)^T
 //
-// So wgmma's M is keys, or channels. Codes are converted once for all rows of queries, to the A operand in registers;
+// So wgmma's M is keys, or channels. fp8 is converted once for all rows of queries, to the A operand in registers;
 // queries and P are the B operand in shared memory. No code is rounded: they are exact as fp16. Queries become fp16
 // after each scale group of each row is scaled by a power of two to near 2^13. P, with the scales folded in, is fp16
 // relative to a unit of each scale group (mla/swap_ab/scale_units.cuh), unless a scale of the tile is far below it:
-// then codes, still exact, and P are bf16.
+// then fp8 values, still exact, and P are bf16.
 //
 // Two softmax warpgroups have S of every other tile each: a warp has 16 keys and all channels. The PV warpgroup has O:
 // a warp has 32 channels of each scale group and all keys.
@@ -66,16 +66,15 @@ class SwapAbQkGemm {
         largest = max(largest, max(x[i].x & 0x7fff0000, x[i].x << 16 & 0x7fff0000));
         largest = max(largest, max(x[i].y & 0x7fff0000, x[i].y << 16 & 0x7fff0000));
       }
-      largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-      largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+      largest = common::quad_max(largest);
       // The power of two that brings the largest near 2^13; its inverse is stored. Inf and NaN stay what they are.
       const unsigned exponent = max(largest >> 23, 14u), up = exponent == 255 ? 127 : 267 - exponent;
       const float factor = __uint_as_float(up << 23);
       if (t == 0) ptx::store_shared_u32(smem_.q_factor(group, query), 254 - up << 23);
 #pragma unroll
       for (int i = 0; i < kBlocksOfGroup; ++i) {
-        // The order of channels that ldmatrix gives codes: of each 16 channels, places 2 t and 2 t + 1 have 4 t and 4 t
-        // + 1, and the places eight further have the next two.
+        // The order of channels in which ldmatrix returns fp8: in each 16 channels, positions 2 t and 2 t + 1
+        // have channels 4 t and 4 t + 1, and the positions eight further have the next two.
         const unsigned at = smem_.q(group * 2 + i / 4) + query * 128 + 4 * t;
         ptx::store_shared_u32(at + ((i % 4 * 2) ^ g) * 16, scaled(x[i].x, factor));
         ptx::store_shared_u32(at + ((i % 4 * 2 + 1) ^ g) * 16, scaled(x[i].y, factor));
@@ -95,10 +94,10 @@ class SwapAbQkGemm {
   // S of a tile. The accumulator of one scale group is added to s while the next one's GEMM runs.
   __device__ __forceinline__ void gemm(int stage, SwapAbAccum& s) const {
     const unsigned from = smem_.row(stage, 0) + k_offset_;
-    unsigned codes[2][4], rope[kRopeBlocks][4];
+    unsigned fp8[2][4], rope[kRopeBlocks][4];
 #pragma unroll
     for (int i = 0; i < kRopeBlocks; ++i) ptx::load_matrix_x4(rope[i], from + Packed::kRope + 32 * i);
-    load(from, 0, codes);
+    load(from, 0, fp8);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kRopeBlocks; ++i)
@@ -113,8 +112,8 @@ class SwapAbQkGemm {
         const int slice = 2 * group + i;
         unsigned a[4][4];
         if (slice > 0) ptx::wgmma_wait<1>();
-        convert_a(codes, a);
-        if (slice < kSlices - 1) load(from, slice + 1, codes);
+        convert_a(fp8, a);
+        if (slice < kSlices - 1) load(from, slice + 1, fp8);
         ptx::wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; ++k)
@@ -158,7 +157,7 @@ class SwapAbQkGemm {
   }
 
  private:
-  static constexpr int kSlices = 8;  // of the codes, 64 channels each
+  static constexpr int kSlices = 8;  // of the fp8 channels, 64 channels each
   static constexpr int kGroups = Packed::kGroups, kBlocksOfGroup = Packed::kGroup / 16,
                        kRopeBlocks = (Packed::kHeadDim - Packed::kNope) / 16;
 
@@ -167,18 +166,18 @@ class SwapAbQkGemm {
   __device__ __forceinline__ static unsigned scaled(unsigned two, float factor) {
     return ptx::pack_f16(__uint_as_float(two << 16) * factor, __uint_as_float(two & 0xffff0000) * factor);
   }
-  // Codes of 64 channels, and their A operands.
-  using Codes = unsigned[2][4];
-  __device__ __forceinline__ static void load(unsigned from, int slice, Codes& codes) {
+  // 64 fp8 channels, and their A operands.
+  using Fp8 = unsigned[2][4];
+  __device__ __forceinline__ static void load(unsigned from, int slice, Fp8& fp8) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) ptx::load_matrix_x4(codes[i], from + 64 * slice + 32 * i);
+    for (int i = 0; i < 2; ++i) ptx::load_matrix_x4(fp8[i], from + 64 * slice + 32 * i);
   }
-  __device__ __forceinline__ static void convert_a(const Codes& codes, unsigned (&a)[4][4]) {
+  __device__ __forceinline__ static void convert_a(const Fp8& fp8, unsigned (&a)[4][4]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const uint2 f16x2 = ptx::four_e4m3_to_f16(codes[i][j]);
+        const uint2 f16x2 = ptx::four_e4m3_to_f16(fp8[i][j]);
         a[2 * i + j / 2][j % 2] = f16x2.x, a[2 * i + j / 2][j % 2 + 2] = f16x2.y;
       }
     }
@@ -241,16 +240,16 @@ class SwapAbPvGemm {
 
   __device__ __forceinline__ void begin() { p_ = ptx::uniform(ptx::descriptor_k_major(smem_.p(0))); }
 
-  using Codes = unsigned[2][4];
-  __device__ __forceinline__ void load(int stage, int step, Codes& codes) const {
+  using Fp8 = unsigned[2][4];
+  __device__ __forceinline__ void load(int stage, int step, Fp8& fp8) const {
     const unsigned from =
         smem_.row(stage, 0) + v_offset_ + step / 2 * (16 * SwapAbConfig::kPitch) + step % 2 * (2 * Packed::kGroup);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) ptx::load_matrix_x4_transposed(codes[i], from + i * Packed::kGroup);
+    for (int i = 0; i < 2; ++i) ptx::load_matrix_x4_transposed(fp8[i], from + i * Packed::kGroup);
   }
-  // o += V of a tile * P, which runs on. codes: of this step, then of the next but one. kType: of P.
+  // o += V of a tile * P, which runs on. fp8: of this step, then of the next but one. kType: of P.
   template <ptx::Type kType, int kStep>
-  __device__ __forceinline__ void gemm(int stage, Codes& codes, SwapAbOut& o) const {
+  __device__ __forceinline__ void gemm(int stage, Fp8& fp8, SwapAbOut& o) const {
     unsigned a[4][4];
     if constexpr (kStep > 1) ptx::wgmma_wait<1>();
 #pragma unroll
@@ -258,12 +257,12 @@ class SwapAbPvGemm {
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
         // Channels 2 g and 2 g + 1, side by side, of key 2 t and of 2 t + 1; and of the keys eight later.
-        const uint2 low = two_keys<kType>(codes[i][2 * b]), high = two_keys<kType>(codes[i][2 * b + 1]);
+        const uint2 low = two_keys<kType>(fp8[i][2 * b]), high = two_keys<kType>(fp8[i][2 * b + 1]);
         unsigned(&x)[4] = a[2 * i + b];
         x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
       }
     }
-    if constexpr (kStep + 2 < kSteps) load(stage, kStep + 2, codes);
+    if constexpr (kStep + 2 < kSteps) load(stage, kStep + 2, fp8);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -279,15 +278,14 @@ class SwapAbPvGemm {
 
  private:
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  // Codes of two channels of a key, then of another key: converted, with both keys' numbers of each channel side by
-  // side.
+  // Converts two fp8 channels of a key and of another key, interleaved by channel.
   template <ptx::Type kType>
-  __device__ __forceinline__ static uint2 two_keys(unsigned codes) {
-    const uint2 x = ptx::four_e4m3_to_f16(ptx::permute_bytes(codes, codes, 0x3120));
+  __device__ __forceinline__ static uint2 two_keys(unsigned fp8) {
+    const uint2 x = ptx::four_e4m3_to_f16(ptx::permute_bytes(fp8, fp8, 0x3120));
     if constexpr (kType == ptx::Type::kF16) return x;
     return make_uint2(to_bf16(x.x), to_bf16(x.y));
   }
-  // Two fp16 numbers that were codes: exact.
+  // Two fp16 numbers that were fp8: exact.
   __device__ __forceinline__ static unsigned to_bf16(unsigned two) {
     return ptx::pack_bf16(ptx::f16_to_float(static_cast<unsigned short>(two)),
                           ptx::f16_to_float(static_cast<unsigned short>(two >> 16)));

@@ -64,8 +64,8 @@ class SwapAbPv {
   // Waits for the next tile's P, and rescales O if units or row_max_ref have changed. Returns whether P is fp16.
   __device__ __forceinline__ bool wait_p() {
     ptx::wait_phase(smem_.full(pipe_.stage), pipe_.phase);
-    pv_.load(pipe_.stage, 0, codes_[0]);
-    pv_.load(pipe_.stage, 1, codes_[1]);
+    pv_.load(pipe_.stage, 0, fp8_[0]);
+    pv_.load(pipe_.stage, 1, fp8_[1]);
     ptx::wait_phase(smem_.p_full(), count_ % 2);
     const ScaleUnits units(smem_.units(pipe_.stage));
     const unsigned flags = __shfl_sync(0xffffffffu, units.flags(), 0),
@@ -86,14 +86,14 @@ class SwapAbPv {
     const int stage = pipe_.stage;
     pv_.begin();
     SwapAbPvGemm::pin(o);
-    pv_.gemm<kType, 0>(stage, codes_[0], o);
-    pv_.gemm<kType, 1>(stage, codes_[1], o);
-    pv_.gemm<kType, 2>(stage, codes_[0], o);
-    pv_.gemm<kType, 3>(stage, codes_[1], o);
-    pv_.gemm<kType, 4>(stage, codes_[0], o);
-    pv_.gemm<kType, 5>(stage, codes_[1], o);
-    pv_.gemm<kType, 6>(stage, codes_[0], o);
-    pv_.gemm<kType, 7>(stage, codes_[1], o);
+    pv_.gemm<kType, 0>(stage, fp8_[0], o);
+    pv_.gemm<kType, 1>(stage, fp8_[1], o);
+    pv_.gemm<kType, 2>(stage, fp8_[0], o);
+    pv_.gemm<kType, 3>(stage, fp8_[1], o);
+    pv_.gemm<kType, 4>(stage, fp8_[0], o);
+    pv_.gemm<kType, 5>(stage, fp8_[1], o);
+    pv_.gemm<kType, 6>(stage, fp8_[0], o);
+    pv_.gemm<kType, 7>(stage, fp8_[1], o);
     ptx::wgmma_wait<0>();
     SwapAbPvGemm::pin(o);
     __syncwarp();
@@ -157,7 +157,7 @@ class SwapAbPv {
   const SwapAbSmem& smem_;
   SwapAbPvGemm pv_;
   const int lane_;
-  SwapAbPvGemm::Codes codes_[2];  // of the next two steps
+  SwapAbPvGemm::Fp8 fp8_[2];  // of the next two steps
   PipelineState pipe_;            // of the next tile
   unsigned units_[2];             // ScaleUnits that O is relative to
   unsigned count_ = 0;            // tiles, of all work tiles

@@ -94,8 +94,7 @@ class SwapAbSoftmax {
   __device__ __forceinline__ static float of_row(float x, int first, int i) {
     return __shfl_sync(0xffffffffu, x, first + i * (32 / kRowsOfLane));
   }
-  // Reduces over the lanes that have the own row. At each step a lane keeps half of the rows, and gets the other lane's
-  // values of these.
+  // Reduces over the lanes of the own row. At each step a lane keeps half of the rows, with the other lane's values.
   template <class Merge>
   __device__ __forceinline__ float reduce_own_row(const float (&x)[kRowsOfLane], const Merge& merge) const {
     float rows[kRowsOfLane];

@@ -229,4 +229,11 @@ void check_ranges(const Problem& p, int mask) {
   require((mask_kinds(p) & ~mask) == 0, "bidirectional_ranges.shape[1] is ", p.num_ranges, "; the plan was made for 0");
 }
 
+void require_taken(const char* kernel, const std::string& why) {
+  if (!why.empty()) fail(ATTUNE_UNSUPPORTED, "kernel ", kernel, " does not take ", why);
+}
+void require_still_taken(const char* kernel, const std::string& why) {
+  require(why.empty(), "attention differs from its plan: kernel ", kernel, " does not take ", why);
+}
+
 }  // namespace attune::cuda::attention

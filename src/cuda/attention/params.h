@@ -28,4 +28,8 @@ void fill_problem(const Problem& p, const kernels::T5Table& t5, kernels::Attenti
 // Throws INVALID_ARGUMENT where a run has ranges, and its plan's kernel has no such mask.
 void check_ranges(const Problem& p, int mask);
 
+// Throw where a kernel refuses a problem: UNSUPPORTED while planning, INVALID_ARGUMENT in a run.
+void require_taken(const char* kernel, const std::string& why);
+void require_still_taken(const char* kernel, const std::string& why);
+
 }  // namespace attune::cuda::attention

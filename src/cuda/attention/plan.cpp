@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "cuda/attention/params.h"
 #include "cuda/launch.h"
 #include "cuda/ops/ops.h"
 
@@ -20,8 +21,7 @@ void WorkTilePlan::find_kernels(const Problem& p, std::vector<KernelSpec> specs,
 
 void WorkTilePlan::schedule(const Problem& p, void* workspace, void* stream) const {
   if (is_empty(p)) return;
-  launch_kernel(kernel(1), LaunchConfig{.block = {1024, 1, 1}, .programmatic = true, .stream = stream},
-                to_params(p, workspace));
+  launch_kernel(kernel(1), programmatic(1, 1024, stream), to_params(p, workspace));
 }
 
 void WorkTilePlan::run(const Problem& p, void* workspace, void* stream) const {
@@ -31,8 +31,7 @@ void WorkTilePlan::run(const Problem& p, void* workspace, void* stream) const {
     return attend(p, workspace, stream);
   }
   // The plan could not check this: tables had no addresses yet, and these say whether k and v are of q's tokens.
-  const std::string why = prologue_refusal(p);
-  require(why.empty(), "attention differs from its plan: kernel ", name_, " does not take ", why);
+  require_still_taken(name_, prologue_refusal(p));
   std::byte* const rows = static_cast<std::byte*>(workspace) + rows_begin_;
   const Problem after = after_prologue(p, rows, rows_);
   check_run(after);  // before anything is appended

@@ -11,8 +11,7 @@ namespace {
 
 constexpr size_t kRowsAlignment = 256;  // of q, k and v in the workspace
 
-// Rows as in `like`, each at a multiple of 16 bytes, `at` bytes into memory; advances `at`. While planning, memory and
-// so data are null.
+// Rows as in `like`, at multiples of 16 bytes, `at` bytes into memory (null while planning); advances `at`.
 RowView dense_rows(const RowView& like, Rows rows, int64_t heads, int64_t head_dim, void* memory, size_t& at) {
   RowView v = like;
   if (rows == Rows::kFp32) v.dtype = ATTUNE_FLOAT32, v.element_size = static_cast<int32_t>(sizeof(float));

@@ -30,10 +30,11 @@ void set_axis(TensorMapDesc& m, int axis, int64_t extent, int64_t stride_bytes) 
 }
 
 // A plane of an x-packed cache. The caller fills in the two inner axes and the groups of tokens.
-TensorMapDesc start_packed_map(const Problem& p, const KvPlane& v) {
+TensorMapDesc start_packed_map(const Problem& p, const KvPlane& v, TensorMapSwizzle swizzle) {
   TensorMapDesc m = start_map(p, v.data, 1, 1);
   if (v.element_size == 1) m.type = TensorMapType::kUint8;
   m.rank = 5;
+  m.swizzle = swizzle;
   m.box[4] = 1;
   set_axis(m, 3, p.heads_kv, v.head_stride * v.element_size);
   set_axis(m, 4, p.cache.num_pages, v.page_stride * v.element_size);
@@ -84,8 +85,7 @@ TensorMapDesc cache_map(const Problem& p, const KvPlane& v, int64_t head_dim, in
 
 TensorMapDesc xpacked_k_map(const Problem& p, int tokens_of_box) {
   const KvPlane& k = p.cache.k;
-  TensorMapDesc m = start_packed_map(p, k);
-  m.swizzle = TensorMapSwizzle::kNone;
+  TensorMapDesc m = start_packed_map(p, k, TensorMapSwizzle::kNone);
   m.shape[0] = m.box[0] = static_cast<uint32_t>(8 * k.pack);
   set_axis(m, 1, p.head_dim_qk / k.pack, k.outer_stride * k.element_size);
   set_axis(m, 2, p.cache.page_size / 8, 128);
@@ -95,8 +95,7 @@ TensorMapDesc xpacked_k_map(const Problem& p, int tokens_of_box) {
 }
 TensorMapDesc xpacked_v_map(const Problem& p, int tokens_of_box) {
   const KvPlane& v = p.cache.v;
-  TensorMapDesc m = start_packed_map(p, v);
-  m.swizzle = TensorMapSwizzle::k32B;
+  TensorMapDesc m = start_packed_map(p, v, TensorMapSwizzle::k32B);
   m.shape[0] = m.box[0] = 16;
   set_axis(m, 1, p.head_dim_v, v.inner_stride * 2);
   set_axis(m, 2, p.cache.page_size / 16, 32);
@@ -106,8 +105,7 @@ TensorMapDesc xpacked_v_map(const Problem& p, int tokens_of_box) {
 }
 TensorMapDesc xpacked_quantized_v_map(const Problem& p, int tokens_of_box) {
   const KvPlane& v = p.cache.v;
-  TensorMapDesc m = start_packed_map(p, v);
-  m.swizzle = TensorMapSwizzle::kNone;
+  TensorMapDesc m = start_packed_map(p, v, TensorMapSwizzle::kNone);
   // Where a box is a page with contiguous channels: the same bytes in rows of 256.
   const bool whole = tokens_of_box == p.cache.page_size && tokens_of_box == v.inner_stride;
   const int64_t row = whole ? 256 : tokens_of_box, channels_of_row = row / tokens_of_box;

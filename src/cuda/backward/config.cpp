@@ -30,8 +30,8 @@ size_t lay_out(const Config& c, void* workspace, kernels::BackwardParams& k) {
   const int64_t rows = c.heads_q * c.stats_stride;
   k.stats = reinterpret_cast<char*>(w.take<std::byte>(rows * static_cast<int64_t>(c.row_stats_bytes())));
   k.dq_sums = w.take<float>(c.heads_q * c.dq_tiles * kernels::dq_tile_floats(c.head_dim_qk, c.head_dim_v));
-  k.dq_turns = w.take<unsigned>(c.heads_q * c.dq_tiles);
-  if (c.with_dsinks) k.sink_sums = w.take<float>(c.heads_q * c.sink_tiles);  // else null: nobody wants them
+  k.dq_semaphores = w.take<unsigned>(c.heads_q * c.dq_tiles);
+  if (c.with_dsinks) k.sink_sums = w.take<float>(c.heads_q * c.sink_tiles);  // else null: not wanted
   k.q_nonfinite = w.take<int>(c.blocks(false));
   k.kv_nonfinite = w.take<int>(c.blocks(true));
   return w.size();

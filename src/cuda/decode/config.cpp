@@ -126,7 +126,7 @@ std::string no_vectors(const Problem& p) {
   return "";
 }
 
-// Why the blocks of an output tile are not a cluster, which would save a launch; "" if they are one.
+// Why the blocks of an output tile do not form a cluster, which would save a launch; "" if they do.
 std::string no_clusters(const Problem& p, const DeviceShape& device, int64_t output_tiles) {
   constexpr int64_t kClusterKeys =
       16384;  // beyond, the multiprocessors that clusters leave idle cost more than a launch less saves
@@ -288,8 +288,7 @@ Config choose_config(const Problem& p, const DeviceShape& device, const std::str
     // A cluster counts its own readers only.
     if (blocks_of_rows > 1 || p.beam_width > 1) c.no_clusters = "several clusters read slots that are appended to";
   }
-  // Rows in vectors take registers too: not beside many rows, nor beside ranges where three blocks share a
-  // multiprocessor.
+  // Rows in vectors take registers: not beside many rows, nor beside ranges with three blocks a multiprocessor.
   const bool ranges = (c.mask & use::kRanges) != 0 && dtype_size(c.kv_dtype) == 1;
   if (c.prologue && (c.row_tiles == 4 || ranges || (c.row_tiles == 2 && (c.mask != 0 || c.score != 0))))
     c.vectors = false;
@@ -324,8 +323,7 @@ void check_alignment(const Problem& p, const Config& c) {
 
 void check_run(const Problem& p, const Config& c) {
   check_alignment(p, c);
-  const std::string why = refusal(p);
-  require(why.empty(), "attention differs from its plan: kernel cuda_decode does not take ", why);
+  attention::require_still_taken("cuda_decode", refusal(p));
   attention::check_ranges(p, c.mask);
   require(c.load != Load::kTiles || choose_load(p, cache_alignment(p)) == Load::kTiles, "cache.page_size is ",
           p.cache.page_size, "; the plan was made for pages of multiples of ", kKeysOfWarp, " tokens");

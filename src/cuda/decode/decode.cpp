@@ -22,7 +22,7 @@ class DecodePlan final : public KernelPlan {
   DecodePlan(const Problem& p, int32_t device, const DeviceInfo& info, bool may_cluster) {
     const decode::DeviceShape shape = decode::device_shape(info);
     find_kernels(decode::choose_config(p, shape, may_cluster ? "" : "none are asked for"), device);
-    // Clusters that are not all resident at once would wait for each other: takes smaller ones of the same kernel.
+    // Clusters that are not all resident at once would deadlock: uses smaller ones of the same kernel.
     for (; config_.cluster > 2 && !clusters_fit(); config_.cluster /= 2) config_.blocks /= 2;
     if (config_.cluster > 0 && !clusters_fit()) {
       find_kernels(decode::choose_config(p, shape, "no room for all at a time"), device);
@@ -41,21 +41,17 @@ class DecodePlan final : public KernelPlan {
 
   void schedule(const Problem& p, void* workspace, void* stream) const override {
     if (attention::is_empty(p) || schedule_ == nullptr) return;
-    const kernels::AttentionParams params = decode::to_params(p, config_, workspace);
-    LaunchConfig launch{.programmatic = true, .stream = stream};
-    launch.block[0] = static_cast<uint32_t>(config_.schedule_threads);
-    launch_kernel(*schedule_, launch, params);
+    launch_kernel(*schedule_, programmatic(1, config_.schedule_threads, stream),
+                  decode::to_params(p, config_, workspace));
   }
 
   void run(const Problem& p, void* workspace, void* stream) const override {
     if (attention::is_empty(p)) return;
     decode::check_run(p, config_);
     const kernels::AttentionParams params = decode::to_params(p, config_, workspace);
-    LaunchConfig launch{.programmatic = true, .stream = stream};
+    LaunchConfig launch = programmatic(1, 32 * config_.warps, stream, config_.shared_bytes());
     const Grid grid = config_.grid(params);
     std::copy(grid.begin(), grid.end(), launch.grid);
-    launch.block[0] = static_cast<uint32_t>(32 * config_.warps);
-    launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
     if (config_.cluster > 0) launch.cluster[0] = static_cast<uint32_t>(config_.cluster);
     launch_kernel(*main_, launch, params);
   }
@@ -96,20 +92,15 @@ Coverage coverage() {
   return c;
 }
 
-void require_covered(const Problem& p) {
-  if (const std::string why = decode::refusal(p); !why.empty())
-    fail(ATTUNE_UNSUPPORTED, "kernel cuda_decode does not take ", why);
-}
-
 }  // namespace
 
 std::unique_ptr<KernelPlan> make_decode_plan(const Problem& p, int32_t device, bool may_cluster) {
-  require_covered(p);
+  attention::require_taken("cuda_decode", decode::refusal(p));
   return std::make_unique<DecodePlan>(p, device, require_device(device), may_cluster);
 }
 
 std::unique_ptr<KernelPlan> make_decode_plan_beside(const Problem& p, int32_t device, const decode::Beside& beside) {
-  require_covered(p);
+  attention::require_taken("cuda_decode", decode::refusal(p));
   return std::make_unique<DecodePlan>(p, device, require_device(device), beside);
 }
 

@@ -62,7 +62,7 @@ AttentionParams to_params(const Problem& p, const Config& c, void* workspace) {
   lay_out(c, workspace, k);
   if (c.beside.list_at != 0) {
     auto& list = *reinterpret_cast<kernels::WorkList*>(static_cast<std::byte*>(workspace) + c.beside.list_at);
-    k.prompt_tiles = &list.num_tiles, k.decode_begun = &list.decode_begun;
+    k.prompt_tiles = &list.num_key_tiles, k.decode_begun = &list.decode_begun;
   }
   return k;
 }

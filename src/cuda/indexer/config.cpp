@@ -134,10 +134,10 @@ SelectConfig choose_select(const IndexerProblem& op, int64_t rows, int num_sms, 
 Layout make_layout(const IndexerProblem& op) {
   constexpr int64_t kAlignment = 256;
   const auto aligned_bytes = [](int64_t n) { return static_cast<size_t>(round_up(n, kAlignment)); };
-  constexpr int64_t kMostItems = int64_t{1} << 30, kLeastBlock = 128;  // of a launch; keys
+  constexpr int64_t kMaxTiles = int64_t{1} << 30, kLeastBlock = 128;  // of a launch; keys
   Layout l;
   const int64_t most_columns = std::max(op.max_seqlen_kv, op.num_columns);
-  l.rows = std::min(std::max<int64_t>(op.total_q, 1), kMostItems / (most_columns / kLeastBlock + 1));
+  l.rows = std::min(std::max<int64_t>(op.total_q, 1), kMaxTiles / (most_columns / kLeastBlock + 1));
   if (op.cu) {
     l.owners = aligned_bytes((op.batch + 1) * 4);
     l.scores = l.total = l.owners + aligned_bytes(op.total_q * 4);

@@ -40,10 +40,7 @@ const CompiledKernel& find(const std::array<int, 12>& config, int32_t device, Ma
 
 LaunchConfig launch_of(int64_t blocks, int threads, size_t shared_bytes, void* stream) {
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
-  LaunchConfig launch{.shared_bytes = static_cast<uint32_t>(shared_bytes), .programmatic = true, .stream = stream};
-  launch.grid[0] = static_cast<uint32_t>(std::clamp<int64_t>(blocks, 1, kMostBlocks));
-  launch.block[0] = static_cast<uint32_t>(threads);
-  return launch;
+  return programmatic(std::clamp<int64_t>(blocks, 1, kMostBlocks), threads, stream, shared_bytes);
 }
 
 // What the launches of a run share.
@@ -82,9 +79,9 @@ class Run {
 
   void score(int64_t first, int64_t count) const {
     const auto params = indexer::scores_params(op_, scores_, layout_, workspace_, first, count, num_sms_);
-    if (params.items == 0) return;
+    if (params.num_tiles == 0) return;
     const CompiledKernel& kernel = find(scores_.key(), device_, [&] { return scores_.kernel(); });
-    const int64_t blocks = std::min<int64_t>(params.items, num_sms_ * (scores_.exact ? kExactBlocksPerSm : 1));
+    const int64_t blocks = std::min<int64_t>(params.num_tiles, num_sms_ * (scores_.exact ? kExactBlocksPerSm : 1));
     launch_kernel(kernel, launch_of(blocks, scores_.threads(), scores_.shared_bytes(), stream_), params);
   }
 

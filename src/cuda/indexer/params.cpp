@@ -62,7 +62,7 @@ kernels::IndexRows index_rows(const IndexerProblem& op, const Layout& layout, vo
 
 kernels::IndexScoresParams scores_params(const IndexerProblem& op, const ScoresConfig& c, const Layout& layout,
                                          void* workspace, int64_t first, int64_t count, int num_sms) {
-  constexpr int64_t kItemsPerSm = 4;
+  constexpr int64_t kTilesPerSm = 4;
   kernels::IndexScoresParams k{};
   k.rows = index_rows(op, layout, workspace, first, count);
   k.q = row_tensor(op.q);
@@ -84,10 +84,10 @@ kernels::IndexScoresParams scores_params(const IndexerProblem& op, const ScoresC
     const int64_t rows_of_sequence = op.cu ? op.total_q / std::max<int64_t>(op.batch, 1) : op.fixed_q;
     tile = static_cast<int64_t>(
         std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(rows_of_sequence, 1, kernels::kIndexTileRows))));
-    while (tile > 1 && ceil_div(count, tile) * k.key_blocks < kItemsPerSm * num_sms) tile /= 2;
+    while (tile > 1 && ceil_div(count, tile) * k.key_blocks < kTilesPerSm * num_sms) tile /= 2;
   }
   k.tile_rows = static_cast<int>(tile);
-  k.items = ceil_div(count, tile) * k.key_blocks;
+  k.num_tiles = ceil_div(count, tile) * k.key_blocks;
   return k;
 }
 

@@ -83,8 +83,7 @@ std::string write_bundle(const std::string& path, int compiler_major, int compil
 }
 
 std::unique_ptr<Bundle> Bundle::open(const std::string& path, std::string* why) {
-  // A pipe is not waited for. Who may write to the bundle is not asked: it is trusted as the library beside it is, or
-  // was named by the user.
+  // Does not wait for a pipe. No check of owners: the bundle is trusted as the library beside it, or named by the user.
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) return nullptr;
   struct stat status = {};

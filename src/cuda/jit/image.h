@@ -15,7 +15,7 @@
 
 namespace attune::cuda {
 
-inline constexpr char kArch[] = "sm_90a";  // of the bundle, and of a Target that nobody set
+inline constexpr char kArch[] = "sm_90a";  // the bundle's, and the default of Target
 
 // What is compiled as one: every entry of the source, for one set of macros.
 struct ModuleSpec {

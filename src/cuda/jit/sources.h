@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels' sources: embedded in the library, or read from the directory ATTUNE_KERNEL_DIR while one works on them.
+// The kernels' sources: embedded in the library, or read from the directory ATTUNE_KERNEL_DIR, for development.
 #pragma once
 
 #include <cstddef>

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "cuda/attention/params.h"
 #include "cuda/attention/plan.h"
 #include "cuda/decode/config.h"
 #include "cuda/decode/decode.h"
@@ -19,7 +20,7 @@ Problem without_prologue(const Problem& p) {
   return attention::has_prologue(p) ? attention::after_prologue(p, nullptr) : p;
 }
 
-// Launches both schedules, then both kernels, on one stream. A kernel that no sequence needs ends at once. The prologue
+// Launches both schedules, then both kernels, on one stream. A kernel without sequences exits at once. The prologue
 // runs once, before them.
 class MixedPlan final : public KernelPlan {
  public:
@@ -125,8 +126,7 @@ Configs choose_configs(const Problem& p, const decode::DeviceShape& device) {
 }
 
 void check_run(const Problem& p, const Problem& attended, const Configs& c) {
-  const std::string why = attention::prologue_refusal(p);
-  require(why.empty(), "attention differs from its plan: kernel cuda_mixed does not take ", why);
+  attention::require_still_taken("cuda_mixed", attention::prologue_refusal(p));
   prefill::check_run(attended, c.prompts);
   decode::check_run(attended, c.steps);
 }

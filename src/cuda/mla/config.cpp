@@ -204,8 +204,7 @@ Config choose_config(const Problem& p, int num_sms) {
 
 void check_run(const Problem& p, const Config& c) {
   attention::check_aligned(find_misaligned(p), c.name());
-  const std::string why = refusal(p);
-  require(why.empty(), "attention differs from its plan: kernel ", c.name(), " does not take ", why);
+  attention::require_still_taken(c.name(), refusal(p));
   require(c.producer != kernels::kMlaTma || !p.cache || keys_of_box(p.cache) >= kFewestKeysOfBox, "cache.page_size is ",
           p.cache.page_size, "; the plan was made for pages of multiples of ", kFewestKeysOfBox, " tokens");
 }

@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "cuda/attention/params.h"
 #include "cuda/attention/plan.h"
 #include "cuda/device.h"
 #include "cuda/launch.h"
@@ -41,11 +42,8 @@ class MlaPlan final : public attention::WorkTilePlan {
 
   void attend(const Problem& p, void* workspace, void* stream) const override {
     const kernels::WorkTileParams params = to_params(p, workspace);
-    LaunchConfig launch{.programmatic = true, .stream = stream};
-    launch.grid[0] = static_cast<uint32_t>(config_.blocks);
-    launch.block[0] = config_.threads();
+    LaunchConfig launch = programmatic(config_.blocks, config_.threads(), stream, config_.shared_bytes());
     launch.cluster[0] = static_cast<uint32_t>(config_.cluster);
-    launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
     if (config_.has_maps()) {
       const mla::Maps maps = mla::describe_maps(p, config_);
       const TensorMap q = make_tensor_map(maps.q, device());
@@ -55,10 +53,8 @@ class MlaPlan final : public attention::WorkTilePlan {
       launch_kernel(kernel(0), launch, params);
     }
     if (!config_.splits) return;
-    LaunchConfig merge{.programmatic = true, .stream = stream};
-    merge.grid[0] = config_.combine_blocks(num_sms_);
-    merge.block[0] = kernels::kMlaCombineThreads;
-    launch_kernel(kernel(2), merge, params);
+    launch_kernel(kernel(2), programmatic(config_.combine_blocks(num_sms_), kernels::kMlaCombineThreads, stream),
+                  params);
   }
 
   Config config_;
@@ -66,15 +62,13 @@ class MlaPlan final : public attention::WorkTilePlan {
 };
 
 std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) {
-  if (const std::string why = mla::refusal(p); !why.empty())
-    fail(ATTUNE_UNSUPPORTED, "kernel cuda_mla does not take ", why);
+  attention::require_taken("cuda_mla", mla::refusal(p));
   const DeviceInfo& info = require_device(device);
   return std::make_unique<MlaPlan>(p, device, info, mla::choose_config(p, info.num_sms));
 }
 
 std::unique_ptr<KernelPlan> make_mma_plan(const Problem& p, int32_t device) {
-  if (const std::string why = mla::refusal(p); !why.empty())
-    fail(ATTUNE_UNSUPPORTED, "kernel cuda_mla_mma does not take ", why);
+  attention::require_taken("cuda_mla_mma", mla::refusal(p));
   const DeviceInfo& info = require_device(device);
   return std::make_unique<MlaPlan>(p, device, info,
                                    mla::choose_mma_config(p, info.num_sms, info.shared_bytes_per_block));

@@ -41,10 +41,8 @@ void launch_rows(const Config& c, Params params, int32_t device, void* stream) {
   const CompiledKernel& kernel = find(c, device);
   params.tokens.tile = c.tile_tokens(params.tokens.total, require_device(device).num_sms);
   params.tokens.groups_shift = c.groups_shift(params.tokens.tile);
-  LaunchConfig launch{.programmatic = true, .stream = stream};
-  launch.grid[0] = static_cast<uint32_t>(ceil_div(params.tokens.total, params.tokens.tile));
-  launch.block[0] = kernels::kRowsThreads;
-  launch_kernel(kernel, launch, params);
+  launch_kernel(kernel, programmatic(ceil_div(params.tokens.total, params.tokens.tile), kernels::kRowsThreads, stream),
+                params);
 }
 
 void check_reachable_rows(const char* name, const RowView& v, int32_t device) {
@@ -80,10 +78,8 @@ void run_merge(const MergeProblem& op, int32_t device, void* stream) {
   const Config c = ops::choose_merge(op);
   const CompiledKernel& kernel = find(c, device);
   const int64_t lines = kernels::kRowsThreads / c.lanes;  // of a block
-  LaunchConfig launch{.programmatic = true, .stream = stream};
-  launch.grid[0] = static_cast<uint32_t>(ceil_div(op.rows * op.heads, lines));
-  launch.block[0] = kernels::kRowsThreads;
-  launch_kernel(kernel, launch, ops::merge_params(op));
+  launch_kernel(kernel, programmatic(ceil_div(op.rows * op.heads, lines), kernels::kRowsThreads, stream),
+                ops::merge_params(op));
 }
 
 KernelSpec kernel_of(const PrepareProblem& op) { return ops::choose_store(op).spec(); }

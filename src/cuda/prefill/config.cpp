@@ -260,7 +260,7 @@ void check_run(const Problem& p, const Config& c) {
   if (why.empty()) why = refusal(p);
   if (why.empty() && c.gather > bytes_to_gather(p.cache))
     why = cat("a cache whose rows do not lie at multiples of ", c.gather, " bytes");
-  require(why.empty(), "attention differs from its plan: kernel ", c.name(), " does not take ", why);
+  attention::require_still_taken(c.name(), why);
   require(c.fp8() || (score_kinds(p) & kScaleFirst & ~c.score) == 0, "softmax_scale is ", p.scale,
           "; the plan was made for one that is positive");
   attention::check_ranges(p, c.mask);

@@ -42,10 +42,7 @@ class PrefillPlan final : public attention::WorkTilePlan {
   void check_run(const Problem& p) const override { prefill::check_run(p, config_); }
 
   void attend(const Problem& p, void* workspace, void* stream) const override {
-    LaunchConfig launch{.programmatic = true, .stream = stream};
-    launch.grid[0] = static_cast<uint32_t>(config_.blocks);
-    launch.block[0] = static_cast<uint32_t>(config_.threads());
-    launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
+    const LaunchConfig launch = programmatic(config_.blocks, config_.threads(), stream, config_.shared_bytes());
     const kernels::WorkTileParams params = to_params(p, workspace);
     if (config_.fp32()) return launch_kernel(kernel(0), launch, params, prefill::fp32_rows(p));
     const prefill::Maps maps = prefill::describe_maps(p, config_);
@@ -98,8 +95,7 @@ int64_t most_rows(const Problem& p) {
   return (p.total_q == p.batch && !p.batch_invariant ? 1 : p.max_seqlen_q) * p.group;
 }
 
-// 16-bit queries come here where the TMA cannot copy their cache and they fill a block: with fewer rows decode is no
-// slower.
+// 16-bit queries come here if the TMA cannot copy their cache and they fill a block: with fewer rows decode is as fast.
 bool leaves_fp32(const Problem& p) {
   if (p.q.dtype == ATTUNE_FLOAT32) return prefill::has_few_rows(p);
   return p.cache && most_rows(p) < 128;
@@ -142,8 +138,7 @@ const Kernel& kernel_for(const Problem& p) {
 
 // q's dtype chooses the kernel.
 std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device, int max_decode_q) {
-  if (const std::string why = refusal(p); !why.empty())
-    fail(ATTUNE_UNSUPPORTED, "kernel ", kernel_for(p).name, " does not take ", why);
+  attention::require_taken(kernel_for(p).name, refusal(p));
   return std::make_unique<PrefillPlan>(p, device, require_device(device), max_decode_q, Rows::kOwnType);
 }
 
