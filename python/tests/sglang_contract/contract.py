@@ -120,10 +120,6 @@ def test_verified_drafts():
     engine.run({"c": 4, "a": 4}, mode=ForwardMode.TARGET_VERIFY)
     engine.drafts = 2  # of this batch, as its spec_info says
     engine.run({"c": 2, "b": 2}, mode=ForwardMode.TARGET_VERIFY)
-    batch = engine.batch(ForwardMode.TARGET_VERIFY, {"a": 2})
-    batch.spec_info.ragged_verify_layout = object()
-    with pytest.raises(NotImplementedError, match="attune: ragged_verify_layout='given' is not covered.*: trtllm_mha"):
-        engine.backend.init_forward_metadata(batch)
 
 
 def test_trees_of_drafts():

@@ -27,8 +27,23 @@ def register() -> None:
         return
 
     register_attention_backend(NAME)(create)
-    if NAME not in ATTENTION_BACKEND_CHOICES:
-        add_attention_backend_choices([NAME])
+    if NAME in ATTENTION_BACKEND_CHOICES:
+        return
+    add_attention_backend_choices([NAME])
+    if unknown_version() is None:
+        _register_for_drafts()
+
+
+def _register_for_drafts() -> None:
+    """For draft models SGLang looks names up in a closed list, to which its registry of hooks lets a plug-in add."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def offer(*args: Any, **kwargs: Any) -> None:
+        from .draft import offer as add
+
+        add(*args, **kwargs)
+
+    HookRegistry.register("sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend", offer, HookType.BEFORE)
 
 
 def create(model_runner: Any) -> Any:

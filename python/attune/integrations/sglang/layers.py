@@ -69,6 +69,7 @@ class LatentLayer(Layer):
 
     def __init__(self, layer: Any, pool: Any, page_size: int, dtype: torch.dtype) -> None:
         super().__init__(layer, pool, page_size, dtype, False)
+        coverage.check_latent_scale(layer, pool.dtype)
         self.fields["head_dim_v"] = self.head_size_v
         self.kind = self._kind()
 
