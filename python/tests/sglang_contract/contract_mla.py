@@ -30,12 +30,14 @@ LATENT, ROPE, NOPE, V = 512, 64, 128, 128
 
 
 class MlaEngine(Engine):
-    pool_class = MLATokenToKVPool
+    pool_class, backend_class = MLATokenToKVPool, AttuneMLABackend
 
-    def __init__(self, count=2, **options):
-        super().__init__([{}] * count, heads=2, heads_kv=1, d=LATENT + ROPE, d_v=LATENT, use_mla_backend=True,
-                         model_config=model_config(AttentionArch.MLA), **options)
-        assert type(self.backend) is AttuneMLABackend
+    def __init__(self, count=2, *, config=None, **options):
+        config = model_config(AttentionArch.MLA, config, num_attention_heads=2, kv_lora_rank=LATENT, qk_nope_head_dim=NOPE,
+                              qk_rope_head_dim=ROPE)
+        super().__init__([{}] * count, heads=2, heads_kv=1, d=LATENT + ROPE, d_v=LATENT, use_mla_backend=True, model_config=config,
+                         **options)
+        assert type(self.backend) is self.backend_class
 
     def make_layers(self):
         self.prompts = [RadixAttention(self.heads, NOPE + ROPE, (NOPE + ROPE) ** -0.5, self.heads, i, v_head_dim=V)
@@ -163,17 +165,28 @@ def test_eight_bit_latents_that_are_refused(monkeypatch):
         integration.create(runner)
 
 
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
+def test_gpus_that_the_registry_has_kernels_for(capability, monkeypatch):
+    monkeypatch.setattr(coverage, "capability_of", lambda device: capability)
+    MlaEngine(1, dtype=torch.bfloat16)
+    if capability == (9, 0):
+        MlaEngine(1, dtype=torch.bfloat16, drafts=4, topk=2)
+        return
+    with pytest.raises(NotImplementedError, match="speculative_eagle_topk > 1: .*: triton"):
+        MlaEngine(1, dtype=torch.bfloat16, drafts=4, topk=2)
+
+
 def test_what_is_refused(monkeypatch):
     runner = MlaEngine().runner
     runner.token_to_kv_pool = object.__new__(SWAKVPool)
     with pytest.raises(NotImplementedError, match="attune: token_to_kv_pool='SWAKVPool' is not covered.*: triton"):
         integration.create(runner)
 
-    class DSATokenToKVPool(MLATokenToKVPool):  # SGLang's own is of sparse layers
+    class PoolOfAnother(MLATokenToKVPool):
         pass
 
-    monkeypatch.setattr(MlaEngine, "pool_class", DSATokenToKVPool)
-    with pytest.raises(NotImplementedError, match="attune: token_to_kv_pool='DSATokenToKVPool' is not covered.*: dsa"):
+    monkeypatch.setattr(MlaEngine, "pool_class", PoolOfAnother)
+    with pytest.raises(NotImplementedError, match="attune: token_to_kv_pool='PoolOfAnother' is not covered.*: triton"):
         MlaEngine()
 
 

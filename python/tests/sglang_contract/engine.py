@@ -31,7 +31,8 @@ from compare import assert_attention, dtype_name
 CONTEXT_LEN, REQUESTS, TOKENS = 96, 8, 480
 TIERS = (4, 8, 16, 32)  # rows of a batch whose requests have unequal numbers of drafts
 
-get_parallel().override(attn_tp_size=1, attn_cp_size=1, attn_dcp_rank=0, dcp_enabled=False).__enter__()  # a process alone
+_alone = get_parallel().override(attn_tp_size=1, attn_cp_size=1, attn_dcp_size=1, attn_dcp_rank=0, dcp_enabled=False)  # a process
+_alone.__enter__()
 
 
 def publish(**fields):
@@ -46,10 +47,10 @@ def publish(**fields):
 _published = None
 
 
-def model_config(architecture=AttentionArch.MHA):
-    config = LlamaConfig(architectures=["LlamaForCausalLM"])
+def model_config(architecture=AttentionArch.MHA, config=None, **fields):
+    config = config or LlamaConfig(architectures=["LlamaForCausalLM"])
     return SimpleNamespace(attention_arch=architecture, context_len=CONTEXT_LEN, is_encoder_decoder=False, hf_config=config,
-                           hf_text_config=config, linear_attn_registry_result=None, quantization=None)
+                           hf_text_config=config, linear_attn_registry_result=None, quantization=None, **fields)
 
 
 class Engine:

@@ -47,12 +47,17 @@ def _register_for_drafts() -> None:
 
 
 def create(model_runner: Any) -> Any:
-    """The backend of a model: dense or MLA. Raises NotImplementedError, by the name of the field, for what is not covered."""
+    """The backend of a model: dense, MLA or sparse MLA. Raises NotImplementedError, by the name of the field, for what is not covered."""
     if (unknown := unknown_version()) is not None:
         raise NotImplementedError(f"{NAME}: {unknown}")
     from .backend import AttuneBackend
+    from .coverage import is_sparse
     from .mla import AttuneMLABackend
 
+    if is_sparse(model_runner):
+        from .sparse import AttuneDSABackend
+
+        return AttuneDSABackend(model_runner)
     return (AttuneMLABackend if model_runner.use_mla_backend else AttuneBackend)(model_runner)
 
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sglang.srt.configs.model_config import get_dsa_index_kpool
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
-from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, HybridLinearKVPool, MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import get_exec, get_parallel, get_spec
 
@@ -68,6 +69,28 @@ def drafts_are_trees(runner: Any) -> bool:
     return drafts(runner) and (get_spec().speculative_eagle_topk or 1) > 1
 
 
+def is_sparse(runner: Any) -> bool:
+    """Whether layers attend to tokens that an indexer chooses."""
+    return type(runner.token_to_kv_pool) is DSATokenToKVPool
+
+
+def check_sparse(runner: Any) -> None:
+    """Raises NotImplementedError for a model with an indexer that is not covered, beside what check_runner refuses."""
+    config = runner.model_config.hf_config
+    if runner.is_draft_worker:
+        refuse("speculative_draft_attention_backend", "attune", "dsa (--speculative-draft-attention-backend dsa)")
+    if drafts_are_trees(runner):
+        refuse("speculative_eagle_topk", get_spec().speculative_eagle_topk, "none (1 is covered)")
+    if _algorithm(runner) == "DSPARK":  # whose chains have unequal lengths, unlike those of SGLang's metadata
+        refuse("speculative_algorithm", "DSPARK", "none (EAGLE is covered)")
+    if (size := get_dsa_index_kpool(config)) > 1:
+        refuse("index_kpool", size, "dsa")
+    if getattr(config, "learnable_sink", False):
+        refuse("learnable_sink", True, "dsa")
+    if runner.hisparse_coordinator is not None:
+        refuse("enable_hisparse", True, "dsa")
+
+
 def check_draft(runner: Any, topk: int) -> None:
     """Raises NotImplementedError for a draft model whose decode is not covered, beside what check_runner refuses. topk: branches."""
     native = getattr(runner, "sliding_window_size", None) or 0
@@ -83,7 +106,9 @@ def check_draft(runner: Any, topk: int) -> None:
 
 
 def _check_pool(pool: Any, mla: bool) -> None:
-    wanted = MLATokenToKVPool if mla else MHATokenToKVPool
+    wanted: type[Any] = MLATokenToKVPool if mla else MHATokenToKVPool
+    if type(pool) is DSATokenToKVPool and mla:
+        wanted = DSATokenToKVPool
     parts = [pool]
     if type(pool) is SWAKVPool and not mla:
         parts = [pool.full_kv_pool, pool.swa_kv_pool]
@@ -91,8 +116,8 @@ def _check_pool(pool: Any, mla: bool) -> None:
         parts = [pool.full_kv_pool]
     for part in parts:
         if type(part) is not wanted:
-            nearest = {"DSATokenToKVPool": "dsa", "MHATokenToKVPoolFP4": "flashinfer"}.get(type(part).__name__, "triton")
-            refuse("token_to_kv_pool", type(part).__name__, nearest)
+            nearest = {"MHATokenToKVPoolFP4": "flashinfer"}.get(type(part).__name__, "triton")
+            refuse("token_to_kv_pool", type(part).__name__, "dsa" if isinstance(part, DSATokenToKVPool) else nearest)
         if (layout := getattr(part, "kv_cache_layout", "nhd")) not in ("nhd", "hnd"):
             refuse("kv_cache_layout", layout, "aiter")
         if getattr(part, "is_quantized_kv_cache", False):
@@ -115,10 +140,11 @@ def check_layer(layer: Any) -> None:
             refuse(field, getattr(layer, field), nearest)
 
 
-def check_latent_scale(layer: Any, cache_dtype: torch.dtype) -> None:
-    """Raises NotImplementedError for a latent cache of 8 bits with a scale: SGLang's MLATokenToKVPool stores latents as they are."""
+def check_latent_scale(layer: Any, pool: Any) -> None:
+    """Raises NotImplementedError for a latent cache of 8 bits with a scale: SGLang's MLATokenToKVPool stores latents as they are.
+    Rows of the sparse layers' pool have scales of their own."""
     scale = None if layer.k_scale is None else layer.k_scale_float
-    if cache_dtype in _EIGHT_BIT and scale not in (None, 1.0):
+    if pool.dtype in _EIGHT_BIT and not pool.dsa_kv_cache_store_fp8 and scale not in (None, 1.0):
         refuse("k_scale", scale, "triton")
 
 
@@ -156,3 +182,20 @@ def check_kernels(impl: Attending, cache: attune.KVCache | None, device: torch.d
                 f"{f', kv_cache_dtype={cache.k.dtype}' if eight_bit else ''}"  # type: ignore[union-attr]
                 f"{', speculative_eagle_topk > 1' if masked else ''}: {reason}; "
                 f"nearest backend of SGLang that takes it: {'flashmla' if eight_bit and 'head_dim_v' in impl.fields else 'triton'}")
+
+
+def check_sparse_kernels(impl: Attending, cache: attune.KVCache, device: torch.device, topk: int) -> None:
+    """Raises NotImplementedError where no kernel takes lists of topk slots of such a cache."""
+
+    def made(*shape: int, dtype: torch.dtype = torch.int32) -> attune.Spec:
+        return spec(shape, dtype, str(device))
+
+    capability = capability_of(device)
+    for rows in (2, 64):
+        call = {"q": made(rows, impl.num_heads, impl.head_size, dtype=impl.dtype), "cache": cache, "indices": made(rows, topk),
+                "topk_length": made(rows), **impl.fields}
+        if (reason := why_not(capability, call)) is not None:
+            raise NotImplementedError(
+                f"attune: no kernel on {named(capability)} takes num_heads={impl.num_heads}, head_dim={impl.head_size}, "
+                f"v_head_dim={impl.head_size_v}, dtype={impl.dtype}, kv_cache_dtype={cache.k.dtype}, index_topk={topk}: {reason}; "
+                "nearest backend of SGLang that takes it: dsa")
