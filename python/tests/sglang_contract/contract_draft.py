@@ -93,8 +93,12 @@ def test_graphs(topk, page_size):
 
 def test_steps_share_plans_and_a_table(monkeypatch):
     made, gathered = [], []
-    monkeypatch.setattr(RecordedPlan, "__init__", lambda self, **fields: (made.append(fields), super(RecordedPlan, self).__init__(**fields))[1])
-    monkeypatch.setattr(torch, "index_select", lambda *args, of=torch.index_select, **options: (gathered.append(1), of(*args, **options))[1])
+
+    def count(into, function):
+        return lambda *args, **options: (into.append(options), function(*args, **options))[1]
+
+    monkeypatch.setattr(RecordedPlan, "__init__", count(made, RecordedPlan.__init__))
+    monkeypatch.setattr(torch, "index_select", count(gathered, torch.index_select))
     engine = DraftEngine([{}, {}], steps=4)
     engine.run({"a": 20})
     made.clear(), gathered.clear()

@@ -78,8 +78,10 @@ class SparseEngine(MlaEngine):
         self.fused, self.packed = fused, packed
         if packed:
             options["kv_cache_dtype"] = torch.float8_e4m3fn
+        by_default = ("flashmla_kv", "flashmla_kv") if packed else ("flashmla_sparse", "fa3")  # on Hopper
         with envs.SGLANG_DSA_FUSE_TOPK.override(fused):
             super().__init__(count, page_size=PAGE, dtype=torch.bfloat16, hisparse_coordinator=None, max_running_requests=8,
+                             server=dict(zip(("dsa_prefill_backend", "dsa_decode_backend"), by_default)),
                              config=LlamaConfig(architectures=["DeepseekV32ForCausalLM"], index_topk=TOPK, **(config or {})), **options)
 
     def make_pool(self, window_layers):
@@ -243,12 +245,13 @@ def test_caches_are_not_copied():
 
 def test_models_send_what_is_taken():
     """Prompts too: the indexer chooses for them, and none goes over all up-projected keys."""
-    backend = SparseEngine(1).backend
-    handler = attention_backend_handler.AttentionBackendRegistry.get_handler("attune")
-    assert handler is attention_backend_handler.handle_attention_dsa and backend.use_mha is False
-    metadata = SparseEngine(1)
-    metadata.run({"a": 5})
-    given = metadata.backend.get_indexer_metadata(0, SimpleNamespace(forward_mode=ForwardMode.EXTEND))
+    engine = SparseEngine(1, packed=True)
+    backend = engine.backend
+    assert attention_backend_handler.AttentionBackendRegistry.get_handler("attune") is attention_backend_handler.handle_attention_dsa
+    backend._get_device_sm = lambda: 90  # where SGLang's own backend takes short prompts over those
+    engine.run({"a": 5})
+    assert backend.use_mha is False
+    given = backend.get_indexer_metadata(0, SimpleNamespace(forward_mode=ForwardMode.EXTEND))
     assert given.topk_transform_method == dsa_backend.TopkTransformMethod.PAGED and not given.force_unfused_topk
     assert given.get_seqlens_expanded().tolist() == [1, 2, 3, 4, 5]
 

@@ -55,13 +55,13 @@ def model_config(architecture=AttentionArch.MHA, config=None, **fields):
 
 class Engine:
     """layers: keyword arguments of SGLang's RadixAttention, one dict each. window_layers: those whose keys lie in SWAKVPool's other pool.
-    between: layers of linear attention before each. drafts: speculative tokens a request."""
+    between: layers of linear attention before each. drafts: speculative tokens a request. server: other resolved fields."""
 
     def __init__(self, layers, *, page_size=1, dtype=torch.float32, kv_cache_dtype=None, heads=4, heads_kv=2, d=32, d_v=None,
-                 window_layers=(), between=0, drafts=0, topk=1, algorithm="EAGLE", **runner):
+                 window_layers=(), between=0, drafts=0, topk=1, algorithm="EAGLE", server=None, **runner):
         self.heads, self.heads_kv, self.d, self.d_v, self.dtype, self.page_size = heads, heads_kv, d, d_v or d, dtype, page_size
         publish(speculative_algorithm=algorithm if drafts else None, speculative_eagle_topk=topk if drafts else None,
-                speculative_num_draft_tokens=drafts or None)
+                speculative_num_draft_tokens=drafts or None, **(server or {}))
         self.drafts, self.topk, self.between, self.algorithm = drafts, topk, between, algorithm
         self.options = {i * (between + 1) + between: options for i, options in enumerate(layers)}  # by the id of the layer
         self.kv_cache_dtype = kv_cache_dtype or dtype

@@ -39,7 +39,7 @@ class AttuneBackend(AttentionBackend):
         window = self.token_to_kv_pool if type(self.token_to_kv_pool) is SWAKVPool else None
         self._window_layers = {} if window is None else window.layers_mapping
         self.is_draft: bool = model_runner.is_draft_worker
-        self._draft_tokens: int = 0 if self.is_draft else get_spec().speculative_num_draft_tokens or 0  # which a draft model does not verify
+        self._draft_tokens: int = 0 if self.is_draft else get_spec().speculative_num_draft_tokens or 0  # that are verified
         self.trees = coverage.drafts_are_trees(model_runner)
         self._verify_mask = self._make_verify_mask() if self._draft_tokens else None
         places = self.req_to_token_pool.req_to_token
