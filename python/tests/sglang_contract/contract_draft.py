@@ -91,6 +91,20 @@ def test_graphs(topk, page_size):
     assert not engine.drafts_by._graphs
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_graphs_of_verified_tokens(page_size):
+    """As --enable-multi-layer-eagle captures them, whose layers draft in this mode alone."""
+    engine = DraftEngine([{}, {"sliding_window_size": 6}], page_size=page_size)
+    assert engine.backend.draft_extend_metadata_captured_in_graph()
+    engine.backend.init_cuda_graph_state(4, 4 * engine.drafts)
+    large, small = (Graph(engine, requests, mode=ForwardMode.DRAFT_EXTEND_V2) for requests in (4, 2))
+    engine.run({"a": 20, "b": 3, "c": 31})
+    large.replay({"a": 5, "b": 5, "c": 5})
+    engine.lengths["a"] -= 3
+    small.replay({"a": 5})
+    engine.run({"b": 5, "a": 5}, mode=ForwardMode.DRAFT_EXTEND_V2)
+
+
 def test_steps_share_plans_and_a_table(monkeypatch):
     made, gathered = [], []
 
@@ -141,7 +155,6 @@ def test_other_backends_of_draft_models_are_as_they_were():
 
 
 @pytest.mark.parametrize("fields, options, reason", [
-    ({"enable_multi_layer_eagle": True}, {}, "enable_multi_layer_eagle=True .*: fa3"),
     ({"speculative_draft_window_size": 64}, {}, "speculative_draft_window_size=64 .*: triton"),
     ({"speculative_draft_window_size": 64}, {"sliding_window_size": 64}, None),
     ({}, {"topk": 2, "page_size": 4}, "speculative_eagle_topk=2 .*: fa3 .or --page-size 1"),

@@ -175,7 +175,8 @@ def test_the_entry_point(monkeypatch):
 
 # What SGLang leaves to a backend.
 ANSWERED = {"forward_extend", "forward_decode", "init_forward_metadata", "init_forward_metadata_out_graph",
-            "init_forward_metadata_in_graph", "init_cuda_graph_state", "get_cuda_graph_seq_len_fill_value"}
+            "init_forward_metadata_in_graph", "init_cuda_graph_state", "get_cuda_graph_seq_len_fill_value",
+            "draft_extend_metadata_captured_in_graph"}
 
 
 @pytest.mark.parametrize("ours", [AttuneBackend, AttuneMLABackend])

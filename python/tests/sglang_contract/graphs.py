@@ -12,6 +12,7 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner, build_replay_fb_view
+from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attune
@@ -88,12 +89,13 @@ def record(run_once, after_warmup):
 
 
 class Graph:
-    """Of a number of requests; decode, or the verification of drafted tokens. tier: rows, where requests have unequal numbers of drafts."""
+    """Of a number of requests; decode, the verification of drafted tokens, or another mode of as many tokens. tier: rows, where requests
+    have unequal numbers of drafts."""
 
-    def __init__(self, engine, requests, tier=None):
+    def __init__(self, engine, requests, tier=None, mode=None):
         assert _plans.attune.Plan is RecordedPlan, "use the fixture"
         self.engine, self.requests = engine, requests
-        self.mode = ForwardMode.TARGET_VERIFY if engine.drafts else ForwardMode.DECODE
+        self.mode = mode or (ForwardMode.TARGET_VERIFY if engine.drafts else ForwardMode.DECODE)
         backend = engine.backend
         tokens = self.rows = tier or requests * (engine.drafts or 1)
         self.runner = SimpleNamespace(
@@ -111,6 +113,7 @@ class Graph:
             seq_lens=self.buffers.seq_lens, seq_lens_sum=None, req_pool_indices=self.buffers.req_pool_indices,
             out_cache_loc=self.buffers.out_cache_loc, positions=self.buffers.positions,
             spec_info=(engine.ragged_input(layout) if layout is not None else
+                       EagleDraftExtendInput(num_tokens_per_req=engine.drafts) if self.mode.is_draft_extend_v2() else
                        engine.verify_input(requests, requests * [engine.drafts]) if engine.drafts else None))
         with forward_context(ForwardContext(attn_backend=backend)):
             backend.init_forward_metadata_out_graph(batch, in_capture=True)

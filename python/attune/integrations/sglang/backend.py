@@ -84,18 +84,29 @@ class AttuneBackend(AttentionBackend):
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """A captured graph fills its metadata itself: a replay has no work for the host here."""
         mode = forward_batch.forward_mode
-        if not mode.is_decode_or_idle() and not mode.is_target_verify():
+        extends_draft = self.is_draft and mode.is_draft_extend_v2()
+        if not mode.is_decode_or_idle() and not mode.is_target_verify() and not extends_draft:
             coverage.refuse("cuda_graph_backend_prefill", "full", "fa3 (or --cuda-graph-backend-prefill breakable)")
         requests = forward_batch.batch_size
-        key = requests, self._rows(forward_batch) if mode.is_target_verify() else requests
+        key = requests, requests if mode.is_decode_or_idle() else self._rows(forward_batch)
         if in_capture:
-            self._graphs[key] = (self._verified(forward_batch, self._buffers) if mode.is_target_verify() else
-                                 self.tables.empty(requests, requests, 1, None, self._buffers))
+            if mode.is_target_verify():
+                made = self._verified(forward_batch, self._buffers)
+            elif extends_draft:
+                length = self._draft_length(forward_batch)
+                starts = torch.arange(0, (requests + 1) * length, length, dtype=torch.int32, device=self.device)
+                made = self.tables.empty(requests, requests * length, length, starts, self._buffers)
+            else:
+                made = self.tables.empty(requests, requests, 1, None, self._buffers)
+            self._graphs[key] = made
         self.forward_metadata = self._graphs[key]
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         assert self.forward_metadata is not None
         self.tables.fill(self.forward_metadata, forward_batch)
+
+    def draft_extend_metadata_captured_in_graph(self) -> bool:
+        return True
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1

@@ -39,8 +39,6 @@ def check_runner(runner: Any) -> None:
         refuse("speculative_draft_attention_backend", "attune", "flashinfer (--speculative-draft-attention-backend flashinfer)")
     if algorithm not in _ALGORITHMS + _CHAINS:
         refuse("speculative_algorithm", algorithm, "triton")
-    if runner.is_draft_worker and get_spec().enable_multi_layer_eagle:
-        refuse("enable_multi_layer_eagle", True, "fa3 (--speculative-draft-attention-backend fa3)")
     if runner.model_config.is_encoder_decoder:
         refuse("is_encoder_decoder", True, "flashinfer")
     if (dllm := get_exec().dllm.dllm_algorithm) is not None:
