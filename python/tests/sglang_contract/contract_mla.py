@@ -17,6 +17,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.models.deepseek_common import attention_backend_handler
 
 import attune.integrations.sglang as integration
+from attune.integrations.sglang import coverage
 from attune.integrations.sglang.mla import AttuneMLABackend
 from compare import assert_attention, dtype_name
 
@@ -29,12 +30,14 @@ LATENT, ROPE, NOPE, V = 512, 64, 128, 128
 
 
 class MlaEngine(Engine):
-    pool_class = MLATokenToKVPool
+    pool_class, backend_class = MLATokenToKVPool, AttuneMLABackend
 
-    def __init__(self, count=2, **options):
-        super().__init__([{}] * count, heads=2, heads_kv=1, d=LATENT + ROPE, d_v=LATENT, use_mla_backend=True,
-                         model_config=model_config(AttentionArch.MLA), **options)
-        assert type(self.backend) is AttuneMLABackend
+    def __init__(self, count=2, *, config=None, **options):
+        config = model_config(AttentionArch.MLA, config, num_attention_heads=2, kv_lora_rank=LATENT, qk_nope_head_dim=NOPE,
+                              qk_rope_head_dim=ROPE)
+        super().__init__([{}] * count, heads=2, heads_kv=1, d=LATENT + ROPE, d_v=LATENT, use_mla_backend=True, model_config=config,
+                         **options)
+        assert type(self.backend) is self.backend_class
 
     def make_layers(self):
         self.prompts = [RadixAttention(self.heads, NOPE + ROPE, (NOPE + ROPE) ** -0.5, self.heads, i, v_head_dim=V)
@@ -140,20 +143,50 @@ def test_deepseek_models_send_what_is_taken():
     assert registry.get_handler("attune") is attention_backend_handler.handle_attention_triton
 
 
-def test_what_is_refused(monkeypatch):
-    with pytest.raises(NotImplementedError, match="attune: kv_cache_dtype=torch.float8_e4m3fn is not covered.*: flashmla"):
-        MlaEngine(kv_cache_dtype=torch.float8_e4m3fn)
+@pytest.mark.parametrize("kv_cache_dtype, page_size", [(torch.float8_e4m3fn, 1), (torch.float8_e5m2, 16)])
+def test_eight_bit_latents(kv_cache_dtype, page_size):
+    """Rows of latent and rope channels in 8 bits, without scales: on the CPU."""
+    engine = MlaEngine(kv_cache_dtype=kv_cache_dtype, dtype=torch.bfloat16, page_size=page_size)
+    engine.layers[0].k_scale, engine.layers[0].k_scale_float = torch.nn.Parameter(torch.tensor(1.0), requires_grad=False), 1.0
+    engine.run_prompt({"a": 11, "b": 3})
+    engine.run({"a": 1, "b": 1})
+    engine.run({"b": 7, "a": 2})
 
+
+def test_eight_bit_latents_that_are_refused(monkeypatch):
+    runner = MlaEngine(1, kv_cache_dtype=torch.float8_e4m3fn, dtype=torch.bfloat16).runner
+    (layer, *_) = (module for module in runner.model if module.v_head_dim == LATENT)
+    layer.k_scale, layer.k_scale_float = torch.nn.Parameter(torch.tensor(0.5), requires_grad=False), 0.5
+    with pytest.raises(NotImplementedError, match="attune: k_scale=0.5 is not covered.*: triton"):
+        integration.create(runner)
+    layer.k_scale = layer.k_scale_float = None
+    monkeypatch.setattr(coverage, "capability_of", lambda device: (9, 0))
+    with pytest.raises(NotImplementedError, match=r"capability 9\.0 takes.*kv_cache_dtype=torch.float8_e4m3fn: .*e4m3.*: flashmla"):
+        integration.create(runner)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
+def test_gpus_that_the_registry_has_kernels_for(capability, monkeypatch):
+    monkeypatch.setattr(coverage, "capability_of", lambda device: capability)
+    MlaEngine(1, dtype=torch.bfloat16)
+    if capability == (9, 0):
+        MlaEngine(1, dtype=torch.bfloat16, drafts=4, topk=2)
+        return
+    with pytest.raises(NotImplementedError, match="speculative_eagle_topk > 1: .*: triton"):
+        MlaEngine(1, dtype=torch.bfloat16, drafts=4, topk=2)
+
+
+def test_what_is_refused(monkeypatch):
     runner = MlaEngine().runner
     runner.token_to_kv_pool = object.__new__(SWAKVPool)
     with pytest.raises(NotImplementedError, match="attune: token_to_kv_pool='SWAKVPool' is not covered.*: triton"):
         integration.create(runner)
 
-    class DSATokenToKVPool(MLATokenToKVPool):  # SGLang's own is of sparse layers
+    class PoolOfAnother(MLATokenToKVPool):
         pass
 
-    monkeypatch.setattr(MlaEngine, "pool_class", DSATokenToKVPool)
-    with pytest.raises(NotImplementedError, match="attune: token_to_kv_pool='DSATokenToKVPool' is not covered.*: dsa"):
+    monkeypatch.setattr(MlaEngine, "pool_class", PoolOfAnother)
+    with pytest.raises(NotImplementedError, match="attune: token_to_kv_pool='PoolOfAnother' is not covered.*: triton"):
         MlaEngine()
 
 

@@ -37,7 +37,6 @@ from engine import Engine  # noqa: E402
 
 @pytest.mark.parametrize("change, reason", [
     ({"device": "npu"}, "device='npu' is not covered; nearest .*: torch_native"),
-    ({"is_draft_worker": True}, "speculative_draft_attention_backend='attune' .*--speculative-draft-attention-backend fa3"),
     ({"spec_algorithm": SpeculativeAlgorithm.NGRAM}, "speculative_algorithm='NGRAM' .*: triton"),
     ({"model_config.is_encoder_decoder": True}, "is_encoder_decoder=True .*: flashinfer"),
     ({"kv_index_translator.is_translating": True}, "enable_unified_memory=True .*: triton"),
@@ -176,7 +175,8 @@ def test_the_entry_point(monkeypatch):
 
 # What SGLang leaves to a backend.
 ANSWERED = {"forward_extend", "forward_decode", "init_forward_metadata", "init_forward_metadata_out_graph",
-            "init_forward_metadata_in_graph", "init_cuda_graph_state", "get_cuda_graph_seq_len_fill_value"}
+            "init_forward_metadata_in_graph", "init_cuda_graph_state", "get_cuda_graph_seq_len_fill_value",
+            "draft_extend_metadata_captured_in_graph"}
 
 
 @pytest.mark.parametrize("ours", [AttuneBackend, AttuneMLABackend])
@@ -191,10 +191,10 @@ def test_signatures_are_those_of_the_interface(ours):
 
 
 def test_flags():
-    """Those that are left as they are say what is so: no graph of prompts, no ragged verification, no metadata glued into a graph."""
+    """Those that are left as they are say what is so: no graph of prompts, no metadata glued into a graph."""
     engine = Engine([{}])
     backend = engine.backend
-    assert not backend.supports_ragged_verify_graph and not backend.supports_full_cuda_graph_chunked_prefix
+    assert backend.supports_ragged_verify_graph and not backend.supports_full_cuda_graph_chunked_prefix
     assert not backend.use_captured_forward_metadata_for_breakable_cuda_graph and backend.verify_mask is None
     assert backend.shared_read_ends(ForwardMode.DECODE) == SharedReadEnds.IN_REPLAY
     assert backend.shared_read_ends(ForwardMode.EXTEND) == SharedReadEnds.UNKNOWN

@@ -19,16 +19,20 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from sglang.srt.model_executor.model_runner_components.attention_backend_setup import build_attention_backends
 from sglang.srt.runtime_context import get_context, get_parallel
-from sglang.srt.speculative.eagle_info import EagleVerifyInput
+from sglang.srt.speculative.dflash_info import DFlashVerifyInput
+from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleVerifyInput
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
+from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from transformers import LlamaConfig
 
 from compare import assert_attention, dtype_name
 
 CONTEXT_LEN, REQUESTS, TOKENS = 96, 8, 480
+TIERS = (4, 8, 16, 32)  # rows of a batch whose requests have unequal numbers of drafts
 
-get_parallel().override(attn_tp_size=1, attn_cp_size=1, attn_dcp_rank=0, dcp_enabled=False).__enter__()  # a process alone
+_alone = get_parallel().override(attn_tp_size=1, attn_cp_size=1, attn_dcp_size=1, attn_dcp_rank=0, dcp_enabled=False)  # a process
+_alone.__enter__()
 
 
 def publish(**fields):
@@ -43,22 +47,22 @@ def publish(**fields):
 _published = None
 
 
-def model_config(architecture=AttentionArch.MHA):
-    config = LlamaConfig(architectures=["LlamaForCausalLM"])
+def model_config(architecture=AttentionArch.MHA, config=None, **fields):
+    config = config or LlamaConfig(architectures=["LlamaForCausalLM"])
     return SimpleNamespace(attention_arch=architecture, context_len=CONTEXT_LEN, is_encoder_decoder=False, hf_config=config,
-                           hf_text_config=config, linear_attn_registry_result=None, quantization=None)
+                           hf_text_config=config, linear_attn_registry_result=None, quantization=None, **fields)
 
 
 class Engine:
     """layers: keyword arguments of SGLang's RadixAttention, one dict each. window_layers: those whose keys lie in SWAKVPool's other pool.
-    between: layers of linear attention before each. drafts: speculative tokens a request."""
+    between: layers of linear attention before each. drafts: speculative tokens a request. server: other resolved fields."""
 
     def __init__(self, layers, *, page_size=1, dtype=torch.float32, kv_cache_dtype=None, heads=4, heads_kv=2, d=32, d_v=None,
-                 window_layers=(), between=0, drafts=0, topk=1, **runner):
+                 window_layers=(), between=0, drafts=0, topk=1, algorithm="EAGLE", server=None, **runner):
         self.heads, self.heads_kv, self.d, self.d_v, self.dtype, self.page_size = heads, heads_kv, d, d_v or d, dtype, page_size
-        publish(speculative_algorithm="EAGLE" if drafts else None, speculative_eagle_topk=topk if drafts else None,
-                speculative_num_draft_tokens=drafts or None)
-        self.drafts, self.topk, self.between = drafts, topk, between
+        publish(speculative_algorithm=algorithm if drafts else None, speculative_eagle_topk=topk if drafts else None,
+                speculative_num_draft_tokens=drafts or None, **(server or {}))
+        self.drafts, self.topk, self.between, self.algorithm = drafts, topk, between, algorithm
         self.options = {i * (between + 1) + between: options for i, options in enumerate(layers)}  # by the id of the layer
         self.kv_cache_dtype = kv_cache_dtype or dtype
         self.layers = self.make_layers()
@@ -70,7 +74,7 @@ class Engine:
             "model": torch.nn.ModuleList(self.modules()), "model_config": model_config(),
             "use_mla_backend": False, "is_draft_worker": False, "draft_attention_backend": None,
             "prefill_attention_backend_str": "attune", "decode_attention_backend_str": "attune", "server_args": None,
-            "spec_algorithm": SpeculativeAlgorithm.from_string("EAGLE" if drafts else None), "req_to_token_pool": self.requests,
+            "spec_algorithm": SpeculativeAlgorithm.from_string(algorithm if drafts else None), "req_to_token_pool": self.requests,
             "token_to_kv_pool": self.pool, "token_to_kv_pool_allocator": SimpleNamespace(get_kvcache=lambda: self.pool), **runner})
         self.runner.kv_index_translator = KVIndexTranslator(
             req_to_token=self.requests.req_to_token, token_to_kv_pool_allocator=self.runner.token_to_kv_pool_allocator,
@@ -144,20 +148,28 @@ class Engine:
             req_pool_indices=torch.tensor([self.rows[request] for request in queries]), seq_lens=lengths, out_cache_loc=where,
             seq_lens_sum=None, seq_lens_cpu=None, positions=positions)  # no mirrors: needs_cpu_seq_lens is False
         if mode.is_target_verify():
-            batch.spec_info = self.verify_input(len(queries))
+            batch.spec_info = self.verify_input(len(queries), list(queries.values()))
             self.draw_trees(len(queries))
-        elif mode.is_extend():
+        elif mode.is_extend(include_draft_extend_v2=True):
+            if mode.is_draft_extend_v2():
+                batch.spec_info = EagleDraftExtendInput(num_tokens_per_req=self.drafts)
             batch.extend_prefix_lens = torch.tensor(list(before.values()), dtype=torch.int32)
             batch.extend_seq_lens = torch.tensor(list(queries.values()), dtype=torch.int32)
             batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu = list(before.values()), list(queries.values())
             batch.extend_num_tokens = len(where)
         return batch
 
-    def verify_input(self, requests):
+    def verify_input(self, requests, counts):
+        """counts: drafted tokens of each, which differ where DSPARK drafts."""
+        if self.algorithm == "DSPARK":
+            return self.ragged_input(RaggedVerifyLayout.from_verify_lens(verify_lens_cpu=counts, device="cpu", grid=TIERS))
         return EagleVerifyInput(
             draft_token=None, custom_mask=None, positions=None, retrieve_index=None, retrieve_next_token=None, retrieve_next_sibling=None,
             retrieve_cum_len=None, spec_steps=self.drafts - 1, topk=self.topk, draft_token_num=self.drafts,
             capture_hidden_mode=CaptureHiddenMode.FULL, seq_lens_sum=None, seq_lens_cpu=None)
+
+    def ragged_input(self, layout):
+        return DFlashVerifyInput(draft_token=None, positions=None, draft_token_num=self.drafts, ragged_verify_layout=layout)
 
     def draw_trees(self, requests):
         """Writes the mask where build_tree_kernel_efficient does, if drafts are trees: a token sees itself and those above it."""
@@ -179,10 +191,11 @@ class Engine:
         widths = [self.heads * self.d, self.heads_kv * self.d, self.heads_kv * self.d_v]
         return torch.randn(tokens, sum(widths)).to(self.dtype).split(widths, dim=-1)
 
-    def forward(self, layer, q, k, v, batch, **options):
+    def forward(self, layer, q, k, v, batch, backend=None, **options):
+        """backend: the engine's, if none is given."""
         sinks = self.options[layer.layer_id].get("sinks")
         extra = {} if sinks is None else {"sinks": sinks}
-        with forward_context(ForwardContext(attn_backend=self.backend)):
+        with forward_context(ForwardContext(attn_backend=backend or self.backend)):
             return layer(q, k, v, batch, **extra, **options)
 
     def run(self, queries, mode=None, pad_rows=0, counted=True):

@@ -27,17 +27,37 @@ def register() -> None:
         return
 
     register_attention_backend(NAME)(create)
-    if NAME not in ATTENTION_BACKEND_CHOICES:
-        add_attention_backend_choices([NAME])
+    if NAME in ATTENTION_BACKEND_CHOICES:
+        return
+    add_attention_backend_choices([NAME])
+    if unknown_version() is None:
+        _register_for_drafts()
+
+
+def _register_for_drafts() -> None:
+    """For draft models SGLang looks names up in a closed list, to which its registry of hooks lets a plug-in add."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def offer(*args: Any, **kwargs: Any) -> None:
+        from .draft import offer as add
+
+        add(*args, **kwargs)
+
+    HookRegistry.register("sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend", offer, HookType.BEFORE)
 
 
 def create(model_runner: Any) -> Any:
-    """The backend of a model: dense or MLA. Raises NotImplementedError, by the name of the field, for what is not covered."""
+    """The backend of a model: dense, MLA or sparse MLA. Raises NotImplementedError, by the name of the field, for what is not covered."""
     if (unknown := unknown_version()) is not None:
         raise NotImplementedError(f"{NAME}: {unknown}")
     from .backend import AttuneBackend
+    from .coverage import is_sparse
     from .mla import AttuneMLABackend
 
+    if is_sparse(model_runner):
+        from .sparse import AttuneDSABackend
+
+        return AttuneDSABackend(model_runner)
     return (AttuneMLABackend if model_runner.use_mla_backend else AttuneBackend)(model_runner)
 
 

@@ -61,7 +61,7 @@ class Layer:
             scales = {"k_scale": _scale(self._layer.k_scale), "v_scale": _scale(self._layer.v_scale)}
         if k.dim() == 4:
             return attune.KVCache(k, v, layout="hnd", **scales)
-        return attune.KVCache(_pages(k, self._page_size), _pages(v, self._page_size), **scales)
+        return attune.KVCache(pages(k, self._page_size), pages(v, self._page_size), **scales)
 
 
 class LatentLayer(Layer):
@@ -69,14 +69,15 @@ class LatentLayer(Layer):
 
     def __init__(self, layer: Any, pool: Any, page_size: int, dtype: torch.dtype) -> None:
         super().__init__(layer, pool, page_size, dtype, False)
+        coverage.check_latent_scale(layer, pool)
         self.fields["head_dim_v"] = self.head_size_v
         self.kind = self._kind()
 
     def _views(self, k: torch.Tensor, v: torch.Tensor) -> attune.KVCache:
-        return attune.KVCache(_pages(k, self._page_size))
+        return attune.KVCache(pages(k, self._page_size))
 
 
-def _pages(slots: torch.Tensor, page_size: int) -> torch.Tensor:
+def pages(slots: torch.Tensor, page_size: int) -> torch.Tensor:
     """[slots, heads, channels] -> [pages, page_size, heads, channels], without the slots behind the last page."""
     return slots[: slots.shape[0] // page_size * page_size].unflatten(0, (-1, page_size))
 

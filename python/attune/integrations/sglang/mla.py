@@ -28,7 +28,7 @@ class AttuneMLABackend(AttuneBackend):
             q = torch.cat([q.view(len(q), ours.num_heads, -1), q_rope.view(len(q), ours.num_heads, -1)], dim=-1)
         if k_rope is not None:
             k = torch.cat([k.view(len(k), 1, -1), k_rope.view(len(k), 1, -1)], dim=-1)
-        out, q, written = arrange(forward_batch, q, ours, step.num_tokens)
+        out, q, written = arrange(forward_batch, q, ours, metadata)
         if isinstance(ours, LatentLayer):
             if save_kv_cache and k is not None:
                 self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc.for_batch(forward_batch), k, v)
