@@ -107,13 +107,23 @@ __device__ __forceinline__ void attend(const WorkTileParams& p, Storage& shared)
   state.clear();
   const auto issue_keys = [&](int i) {
     const Tile tile = tile_at(i);
-    copy_tile<false>(p, t, tile, shared.kv_head, k);
-    if (Config::kCached) find_keys(p, t, tile, shared.kv_head, shared);
+    copy_tile<false>(p, t, tile, shared.kv_head, shared, k);
+    if (Config::kCached) find_keys(p, t, tile, shared);
     ptx::commit_copies();
   };
   const int num_tiles = Tiles(t.num_cached, t.first_key, t.end_key).num_tiles;
+  const auto fetch_pages_of = [&](int i) {
+    if (Config::kCached && i < num_tiles) fetch_pages(p, t, tile_at(i), shared);
+  };
   if (num_tiles > 0) {
+    fetch_pages_of(0);
+    ptx::commit_copies();
     copy_queries(p, t, shared.head, q);
+    if constexpr (Config::kCached) {
+      ptx::commit_copies();
+      ptx::wait_copies<1>();
+      __syncwarp();  // a warp's page ids are there
+    }
     issue_keys(0);
   }
   for (int i = 0; i < num_tiles; ++i) {
@@ -121,7 +131,8 @@ __device__ __forceinline__ void attend(const WorkTileParams& p, Storage& shared)
     __syncthreads();  // K is there, and all have read the last V
     const Tile tile = tile_at(i);
     const Rows rows(p, t, shared.head);
-    copy_tile<true>(p, t, tile, shared.kv_head, v);
+    copy_tile<true>(p, t, tile, shared.kv_head, shared, v);
+    fetch_pages_of(i + 1);
     ptx::commit_copies();
     const Found found = {found_keys(shared, tile, 0), found_keys(shared, tile, 1)};
     const bool masked = !finds_all(found) || !rows.all_see(p, t, tile);
@@ -129,7 +140,7 @@ __device__ __forceinline__ void attend(const WorkTileParams& p, Storage& shared)
     Weights weights;
     multiply_qk(q, {}, k, s);
     ptx::wait_copies<0>();
-    __syncthreads();  // V is there, and all have read K
+    __syncthreads();  // V and the next page ids are there, and all have read K
     if (i + 1 < num_tiles) issue_keys(i + 1);
     score_tile(p, t, tile, rows, masked, found, s);
     // max_logits are row_max_ref.
@@ -158,29 +169,33 @@ __device__ __forceinline__ void attend_codes(const WorkTileParams& p, Storage& s
   // Without dense keys all tiles are; what is converted behind the last one nobody reads.
   const auto converts = [&](bool cached) { return !Config::kDense || cached; };
   const auto issue_codes_k = [&](int i) {
-    if (is_cached(i)) CodesK::copy(p, t, tile_at(i), shared.kv_head, codes_k);
-    ptx::commit_copies();
+    if (is_cached(i)) CodesK::copy(p, t, tile_at(i), shared.kv_head, shared, codes_k);
   };
   const auto issue_codes_v = [&](int i) {
-    if (is_cached(i)) CodesV::copy(p, t, tile_at(i), shared.kv_head, codes_v);
-    ptx::commit_copies();
+    if (is_cached(i)) CodesV::copy(p, t, tile_at(i), shared.kv_head, shared, codes_v);
   };
-  // What tile i needs beside its codes; of dense keys, K.
+  // What tile i needs beside its codes; of dense keys, K. Its page ids then make place for the next.
   const auto issue_keys = [&](int i) {
     const Tile tile = tile_at(i);
-    if (!tile.cached) copy_tile<false>(p, t, tile, shared.kv_head, k);
+    if (!tile.cached) copy_tile<false>(p, t, tile, shared.kv_head, shared, k);
     if constexpr (Config::kTokenScales) copy_scales(p, t, tile, shared.kv_head, i % 2, shared);
-    find_keys(p, t, tile, shared.kv_head, shared);
+    find_keys(p, t, tile, shared);
+    if (is_cached(i + 1)) fetch_pages(p, t, tile_at(i + 1), shared);
     ptx::commit_copies();
   };
   State state;
   state.clear();
   HeldQueries held;
   if (num_tiles > 0) {
+    fetch_pages(p, t, tile_at(0), shared);
+    ptx::commit_copies();
     copy_queries(p, t, shared.head, q);
     ptx::commit_copies();
+    ptx::wait_copies<1>();
+    __syncwarp();  // a warp's page ids are there
     issue_codes_k(0);
     issue_codes_v(0);
+    ptx::commit_copies();
     ptx::wait_copies<0>();
     if constexpr (Config::kHoldsQ) {
       __syncthreads();
@@ -189,26 +204,27 @@ __device__ __forceinline__ void attend_codes(const WorkTileParams& p, Storage& s
     }
     if (is_cached(0)) CodesK::convert(codes_k, k);
     issue_keys(0);
-    issue_codes_k(1);
   }
   for (int i = 0; i < num_tiles; ++i) {
-    ptx::wait_copies<1>();
-    __syncthreads();  // K is there, and all have read the last V
+    ptx::wait_copies<0>();
+    __syncthreads();  // K and the next page ids are there, and all have read the last V
     const Tile tile = tile_at(i);
     Rows rows(p, t, shared.head);
     if constexpr (!Config::kTokenScales) {
       if (tile.cached) rows.factor *= shared.k_scale;
     }
-    if (!tile.cached) copy_tile<true>(p, t, tile, shared.kv_head, v);
+    if (!tile.cached) copy_tile<true>(p, t, tile, shared.kv_head, shared, v);
+    issue_codes_k(i + 1);
     ptx::commit_copies();
     const Found found = {found_keys(shared, tile, 0), found_keys(shared, tile, 1)};
     const bool masked = !finds_all(found) || !rows.all_see(p, t, tile);
     Scores s;
     Weights weights;
-    multiply_qk(q, held, k, s, [&](int place) {
-      if (converts(tile.cached)) CodesV::template convert_beside<kQkPlaces>(place, codes_v, v);
+    multiply_qk(q, held, k, s, [&, here = place_again()](int place) {
+      if (converts(tile.cached)) CodesV::template convert_beside<kQkPlaces>(here, place, codes_v, v);
     });
     issue_codes_v(i + 1);
+    ptx::commit_copies();
     ptx::wait_copies<1>();
     if constexpr (Config::kTokenScales) scale_columns(shared.k_scales, s);
     const bool any_odd = meet_odd_scales(shared, tile, i % 2);  // V is there, and all have read K
@@ -221,8 +237,8 @@ __device__ __forceinline__ void attend_codes(const WorkTileParams& p, Storage& s
     const bool meets_infinity = Config::kPParts == 2 && (any_odd || Config::kCacheType == common::kE5m2);
     const auto multiply = [&]<int kType, int kParts>() {
       if (masked || meets_infinity) take_special_values<kType>(p, t, tile, rows, found, v, shared, state, v_scales);
-      multiply_pv<kType, kParts>(v, weights, state, [&](int place) {
-        if (converts(is_cached(i + 1))) CodesK::template convert_beside<kPvPlaces>(place, codes_k, k);
+      multiply_pv<kType, kParts>(v, weights, state, [&, here = place_again()](int place) {
+        if (converts(is_cached(i + 1))) CodesK::template convert_beside<kPvPlaces>(here, place, codes_k, k);
       });
     };
     if (Config::kPParts == 1 || tile.cached) {
@@ -230,7 +246,6 @@ __device__ __forceinline__ void attend_codes(const WorkTileParams& p, Storage& s
     } else {
       multiply.template operator()<Config::kType, 1>();
     }
-    issue_codes_k(i + 2);
     if constexpr (!Config::kTokenScales) {
       if (tile.cached && !is_cached(i + 1)) scale_o(shared.v_scale, state);
     }

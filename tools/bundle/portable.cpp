@@ -140,7 +140,7 @@ std::vector<ManifestEntry> portable_kernels() {
     add(cuda::prefill_mma::choose_config(p, to.shared_per_sm).kernel(), cuda::target_of(to));
   }
   for (const char* name : {"sm_80", "sm_86", "sm_89", "sm_120"}) {
-    for (const attune_dtype cache : {ATTUNE_FLOAT8_E4M3, ATTUNE_INT8}) {
+    for (const attune_dtype cache : {ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, ATTUNE_INT8}) {
       const Problem p = make_problem(chunk(cache), Data::kOptional);
       const cuda::Architecture& to = *cuda::find_architecture(name);
       add(cuda::prefill_mma::choose_config(p, to.shared_per_sm).kernel(), cuda::target_of(to));

@@ -13,116 +13,95 @@ namespace attune::prefill_mma {
 template <bool kValues>
 struct CodeTile {
   static constexpr int kHeadDim = kValues ? Config::kHeadDimV : Config::kHeadDimQk;
-  static constexpr int kPiecesOfRow = kHeadDim / 16, kPieces = Config::kKeys * kPiecesOfRow;
-  static constexpr int kSteps = (kPieces + Config::kThreads - 1) / Config::kThreads;  // pieces of a thread
+  static constexpr int kPiecesOfRow = kHeadDim / 16, kPieces = kWarpRows * kPiecesOfRow;  // of a warp
+  static constexpr int kSteps = (kPieces + 31) / 32;                                      // pieces of a thread
   static constexpr int kTo = kValues ? Config::kCodeTypeV : Config::kType;
   using Layout = common::RowLayout<kernels::mma_chunks(kHeadDim)>;
   // Eight lanes that store 16 bytes each take four pieces of two rows, whose chunks lie in other banks.
   static constexpr bool kPairsRows = kPiecesOfRow % 4 == 0;
-  // From step to step a thread goes down by kRowsOn rows.
-  static constexpr bool kSteady = kPairsRows && Config::kThreads % (2 * kPiecesOfRow) == 0 && Layout::kSwizzled;
-  static constexpr int kRowsOn = Config::kThreads / kPiecesOfRow;
+  // From step to step a thread goes down by kRowsOn rows; 0: anywhere.
+  static constexpr int kRowsOn =
+      kPairsRows && 32 % (2 * kPiecesOfRow) == 0 && Layout::kSwizzled ? 32 / kPiecesOfRow : 0;
 
-  struct Piece {
-    int row, number;  // of the row
-  };
-  __device__ __forceinline__ static Piece piece(int i) {
+  __device__ __forceinline__ static Piece piece(int lane, int step) {
+    const int i = lane + step * 32;
     if constexpr (!kPairsRows) return {i / kPiecesOfRow, i % kPiecesOfRow};
     return {i / (2 * kPiecesOfRow) * 2 + i / 4 % 2, i % 4 + 4 * (i / 8 % (kPiecesOfRow / 4))};
   }
-  __device__ __forceinline__ static int index(int step) {
-    return static_cast<int>(threadIdx.x) + step * Config::kThreads;
+  __device__ __forceinline__ static bool has(const Place& here, int step) {
+    return (step + 1) * 32 <= kPieces || here.lane + step * 32 < kPieces;
   }
-  __device__ __forceinline__ static bool has(int step) {
-    return (step + 1) * Config::kThreads <= kPieces || index(step) < kPieces;
+  // Of a piece's codes.
+  __device__ __forceinline__ static unsigned codes_at(const Place& here, int step, unsigned codes) {
+    return codes + 16 * (here.first_row * kPiecesOfRow + here.lane + step * 32);
   }
 
   __device__ __forceinline__ static void copy(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
-                                              unsigned codes) {
-    const long long slot_stride = kValues ? p.v.slot_stride : p.k.slot_stride;
-    if (kSteady && (p.paged == 0 || (p.page_shift >= 0 && 1 << p.page_shift >= Config::kKeys))) {
-      const PageRows rows = find_page<kValues>(p, t, tile, kv_head);
-      const Piece mine = piece(static_cast<int>(threadIdx.x));
-      const char* from = rows.first + mine.row * slot_stride + mine.number * 16;
-      const unsigned row = mine.row - (tile.low - tile.start);
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step, from += kRowsOn * slot_stride) {
-        if (!has(step)) break;
-        ptx::copy_async<16>(codes + 16 * index(step), from, row + step * kRowsOn < rows.count ? 16 : 0);
-      }
-      return;
-    }
-#pragma unroll 2
-    for (int step = 0; step < kSteps; ++step) {
-      if (!has(step)) break;
-      const Piece mine = piece(index(step));
-      const char* from;
-      const bool there = find_row<kValues>(p, t, tile, kv_head, tile.start + mine.row, from);
-      ptx::copy_async<16>(codes + 16 * index(step), there ? from + mine.number * 16 : from, there ? 16 : 0);
-    }
+                                              const SharedStorage& shared, unsigned codes) {
+    copy_pieces<kValues, kSteps, kRowsOn>(
+        p, t, tile, kv_head, shared, piece, [&](const Place& here, int step, const char* from, bool there) {
+          if (has(here, step)) ptx::copy_async<16>(codes_at(here, step, codes), from, there ? 16 : 0);
+        });
   }
 
   // Converts the pieces that this thread copied, and has waited for.
-  __device__ __forceinline__ static void convert_step(int step, unsigned codes, unsigned to) {
-    if (!has(step)) return;
+  __device__ __forceinline__ static void convert_step(const Place& here, int step, unsigned codes, unsigned to) {
+    if (!has(here, step)) return;
     unsigned words[4], numbers[8];
-    ptx::load_shared_four(codes + 16 * index(step), words);
+    ptx::load_shared_four(codes_at(here, step, codes), words);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       common::quad_to_operands<Config::kCacheType, kTo>(words[i], numbers[2 * i], numbers[2 * i + 1]);
-    unsigned at;
-    if constexpr (kSteady) {
-      const Piece mine = piece(static_cast<int>(threadIdx.x));
-      at = Layout::rows_down(to + Layout::offset(mine.row, 2 * mine.number), step * kRowsOn);
-    } else {
-      const Piece mine = piece(index(step));
-      at = to + Layout::offset(mine.row, 2 * mine.number);
-    }
+    const Piece mine = piece(here.lane, kRowsOn > 0 ? 0 : step);
+    unsigned at = to + Layout::offset(here.first_row + mine.row, 2 * mine.number);
+    if constexpr (kRowsOn > 0) at = Layout::rows_down(at, step * kRowsOn);
     ptx::store_shared_four(at, numbers);
     ptx::store_shared_four(Layout::chunks_on(at, 1), numbers + 4);
   }
   __device__ __forceinline__ static void convert(unsigned codes, unsigned to) {
+    const Place here = place_again();
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) convert_step(step, codes, to);
+    for (int step = 0; step < kSteps; ++step) convert_step(here, step, codes, to);
   }
   // The same, spread over places of a product.
   template <int kPlaces>
-  __device__ __forceinline__ static void convert_beside(int place, unsigned codes, unsigned to) {
+  __device__ __forceinline__ static void convert_beside(const Place& here, int place, unsigned codes, unsigned to) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      if (step * kPlaces / kSteps == place) convert_step(step, codes, to);
+      if (step * kPlaces / kSteps == place) convert_step(here, step, codes, to);
     }
   }
 };
 
-// The scale of a key of the tile, or of its value, to its place in shared memory; 1 where there is none.
+// The scale of a row of this warp, or of its value, to its place in shared memory; 1 where there is none.
 template <bool kValues>
 __device__ __forceinline__ void copy_scale(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
-                                           int key, float* to) {
+                                           const SharedStorage& shared, int row, float* to) {
   const kernels::KvScale& scale = kValues ? p.v_scale : p.k_scale;
   if (!tile.cached || scale.mode == ScaleMode::kNone) {
     *to = 1.0f;
     return;
   }
-  bool there = key >= tile.low && key < tile.high;
+  bool there = tile.start + row >= tile.low && tile.start + row < tile.high;
   const float* from = scale.data;
   if (scale.mode == ScaleMode::kHead) from += kv_head * scale.head_stride;
   if (there && scale.by_token()) {
-    const common::Slot s = common::find_slot(p, t.batch, key, kValues);
-    there = common::is_there(p, s.page);
+    const common::Slot s = find_row(p, t, tile, shared, row, kValues);
+    there = s.page >= 0;
     if (there) from = scale.at(s.page, s.slot, kv_head);
   }
   ptx::copy_async<4>(ptx::shared_address(to), from, there ? 4 : 0);
 }
-// Of all keys of a tile: of K by the first kKeys threads, of V by the next. buffer: V's.
+// Of a warp's rows of a tile: of K by the first kWarpRows lanes, of V by the next. buffer: V's.
 template <class Storage>
 __device__ __forceinline__ void copy_scales(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
                                             int buffer, Storage& shared) {
-  const int key = static_cast<int>(threadIdx.x) % Config::kKeys;
-  if (threadIdx.x < Config::kKeys) {
-    copy_scale<false>(p, t, tile, kv_head, tile.start + key, shared.k_scales + key);
-  } else if (threadIdx.x < 2 * Config::kKeys) {
-    copy_scale<true>(p, t, tile, kv_head, tile.start + key, shared.v_scales[buffer] + key);
+  const Place here = place_again();
+  const int row = here.first_row + here.lane % kWarpRows;
+  if (here.lane < kWarpRows) {
+    copy_scale<false>(p, t, tile, kv_head, shared, row, shared.k_scales + row);
+  } else if (here.lane < 2 * kWarpRows) {
+    copy_scale<true>(p, t, tile, kv_head, shared, row, shared.v_scales[buffer] + row);
   }
 }
 
@@ -131,8 +110,9 @@ __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) < ptx::infi
 // P = 0 times a scale that is not finite would be NaN. 1 takes its place, and the values are multiplied instead
 // (multiply_by_odd_scales): they are special then. Of tokens the thread that copied a scale does so.
 __device__ __forceinline__ bool take_odd_scale(float* v_scales) {
-  if (threadIdx.x < Config::kKeys || threadIdx.x >= 2 * Config::kKeys) return false;
-  float& mine = v_scales[threadIdx.x - Config::kKeys];
+  const Place here = place_again();
+  if (here.lane < kWarpRows || here.lane >= 2 * kWarpRows) return false;
+  float& mine = v_scales[here.first_row + here.lane - kWarpRows];
   if (is_finite(mine)) return false;
   mine = 1.0f;
   return true;

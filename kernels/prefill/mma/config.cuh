@@ -37,6 +37,9 @@ struct Config {
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kRowTiles * kWarps, kKeys = ATTUNE_KEYS;
   static constexpr int kHalves = kKeys / 32;  // of a tile, a bit for each key in a word
+  // Of a tile's page ids, one for as many rows.
+  static constexpr int kRowsOfId =
+      kKeys / kernels::mma_page_ids(kKeys, kHeadDimQk, kHeadDimV, kQuantized, kTokenScales);
   static constexpr int kBlocksQk = (kHeadDimQk + 15) / 16, kBlocksV = (kHeadDimV + 15) / 16;  // of 16 channels
   using LayoutK = common::RowLayout<kernels::mma_chunks(kHeadDimQk)>;                         // of Q too
   using LayoutV = common::RowLayout<kernels::mma_chunks(kHeadDimV)>;
@@ -70,31 +73,27 @@ struct Codes<true> {
   alignas(128) unsigned char codes_k[Config::kKeys * Config::kBlocksQk * 16];
   unsigned char codes_v[Config::kKeys * Config::kBlocksV * 16];
 };
-template <bool kAll, bool kOfTokens>
-struct Scales {};
+template <bool kThere>
+struct TokenScales {};
 template <>
-struct Scales<true, false> {
-  float k_scale, v_scale;
-  bool v_is_odd;  // not finite; v_scale is 1 then
-};
-template <>
-struct Scales<true, true> {
+struct TokenScales<true> {
   // Of a tile; of V of two, as the next tile's come while this one's are used.
   alignas(128) float k_scales[Config::kKeys];
   float v_scales[2][Config::kKeys];
 };
 
 // What a specialisation lacks is an empty base.
-struct SharedStorage : QueryRows<!Config::kHoldsQ>,
-                       Codes<Config::kQuantized>,
-                       Scales<Config::kQuantized, Config::kTokenScales> {
+struct SharedStorage : QueryRows<!Config::kHoldsQ>, Codes<Config::kQuantized>, TokenScales<Config::kTokenScales> {
   alignas(128) unsigned char k[Config::kKeys * Config::LayoutK::kPitch];
   alignas(128) unsigned char v[Config::kKeys * Config::LayoutV::kPitch];
   WorkTile work;  // in registers these would push others out
   int head, kv_head;
   // A bit for each key of the tile: whether its pages exist, and whether a part of its value has a NaN or infinity.
   unsigned found[Config::kHalves], special[Config::kThreads / Config::kKeys][Config::kHalves];
-  float threshold;  // of softmax(), where it would be held in a register
+  float threshold;         // of softmax(), where it would be held in a register
+  float k_scale, v_scale;  // of an 8-bit cache: those of all keys of the head
+  bool v_is_odd;           // not finite; v_scale is 1 then
+  int pages[Config::kCached ? Config::kKeys / Config::kRowsOfId : 1];  // of the next tile (cached_rows.cuh)
 };
 static_assert(sizeof(SharedStorage) <= kernels::mma_shared_bytes(Config::kRows, Config::kKeys, Config::kHeadDimQk,
                                                                  Config::kHeadDimV, Config::kQuantized,

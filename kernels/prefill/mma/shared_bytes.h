@@ -17,11 +17,17 @@ ATTUNE_SHARED_FUNCTION int mma_pitch(int head_dim) {
 ATTUNE_SHARED_FUNCTION bool mma_holds_queries(int row_tiles, int head_dim_qk, int head_dim_v) {
   return row_tiles == 1 && head_dim_qk / 4 + head_dim_v / 2 <= 160;
 }
-// Q, a tile of K, a tile of V, and 256 bytes for the work tile and the bits of the tile's keys. quantized: Q maybe not,
-// and codes of a tile of K and of V; token_scales: with scales of K, and of V for two tiles.
+// Page ids of a tile: for each row, or for two where 128 bytes more would cost a block of a multiprocessor.
+ATTUNE_SHARED_FUNCTION int mma_page_ids(int keys, int head_dim_qk, int head_dim_v, bool quantized, bool token_scales) {
+  const int widest = head_dim_qk > head_dim_v ? head_dim_qk : head_dim_v;
+  return token_scales || (!quantized && widest <= 64) || keys < 64 ? 32 : keys;
+}
+// Q, a tile of K, a tile of V, page ids, and 128 bytes for the work tile and the bits of the tile's keys. quantized: Q
+// maybe not, and codes of a tile of K and of V; token_scales: with scales of K, and of V for two tiles.
 ATTUNE_SHARED_FUNCTION int mma_shared_bytes(int rows, int keys, int head_dim_qk, int head_dim_v, bool quantized,
                                             bool token_scales) {
-  int bytes = keys * (mma_pitch(head_dim_qk) + mma_pitch(head_dim_v)) + 256;
+  int bytes = keys * (mma_pitch(head_dim_qk) + mma_pitch(head_dim_v)) + 128 +
+              4 * mma_page_ids(keys, head_dim_qk, head_dim_v, quantized, token_scales);
   if (!quantized || !mma_holds_queries(rows / 64, head_dim_qk, head_dim_v)) bytes += rows * mma_pitch(head_dim_qk);
   if (quantized) bytes += keys * 8 * (mma_chunks(head_dim_qk) + mma_chunks(head_dim_v));
   if (token_scales) bytes += keys * 12;

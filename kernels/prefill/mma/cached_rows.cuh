@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies rows of a cache to shared memory by cp.async. A warp copies the same kWarpRows rows of each tile.
+//
+// What it must know for that, the page ids of these rows, it has copied to shared memory a tile before (fetch_pages).
+// Loaded from global memory here, they would be waited for before the warp goes on to multiply.
+#pragma once
+
+#include "common/cached_slot.cuh"
+#include "prefill/mma/config.cuh"
+#include "ptx/async_copy.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/shared.cuh"
+#include "scheduler/work_tiles.cuh"
+
+namespace attune::prefill_mma {
+
+using scheduler::Tile;
+
+constexpr int kWarpRows = Config::kKeys / Config::kWarps;  // of a tile, one after the other
+
+struct Place {
+  int first_row, lane;  // the warp's
+};
+__device__ __forceinline__ Place place_of(unsigned thread) {
+  return {static_cast<int>(thread / 32 * kWarpRows), static_cast<int>(thread % 32)};
+}
+// Computed where it is used, since copies are addressed but twice a tile: else all addresses would be kept.
+__device__ __forceinline__ Place place_again() { return place_of(ptx::kept(threadIdx.x)); }
+
+// Whether a warp's rows lie in one page.
+__device__ __forceinline__ bool one_page_a_warp(const WorkTileParams& p) {
+  return p.paged == 0 || p.page_size % kWarpRows == 0;
+}
+// Whether pages have ids in memory; else a sequence is its page.
+__device__ __forceinline__ bool has_page_ids(const WorkTileParams& p) {
+  return p.paged != 0 || p.batch_index.data != nullptr;
+}
+// Whether fetch_pages() has those of K, or of V.
+__device__ __forceinline__ bool fetches_pages(const WorkTileParams& p, bool values) {
+  if (values && p.v_page_table.data != nullptr) return false;
+  return Config::kRowsOfId == 1 || p.paged == 0 || p.page_size % Config::kRowsOfId == 0;
+}
+__device__ __forceinline__ const int* page_id_at(const WorkTileParams& p, int batch, int key, bool values) {
+  if (p.paged == 0) return p.batch_index.data + batch * p.batch_index.column_stride;
+  const kernels::IntTable& table = values && p.v_page_table.data != nullptr ? p.v_page_table : p.page_table;
+  return table.data + (batch * table.row_stride + common::page_index(p, key) * table.column_stride);
+}
+
+// Starts to copy the page ids of a warp's rows, over those of the tile before.
+__device__ __forceinline__ void fetch_pages(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
+                                            SharedStorage& shared) {
+  __syncwarp();  // all lanes have read those
+  const Place here = place_again();
+  if (!tile.cached || !has_page_ids(p) || !fetches_pages(p, false)) return;
+  if (here.lane >= kWarpRows / Config::kRowsOfId) return;
+  const int row = here.first_row + here.lane * Config::kRowsOfId, key = tile.start + row;
+  // Keys before `low` may share its page, and so its id.
+  const int low = tile.low & -(one_page_a_warp(p) ? kWarpRows : Config::kRowsOfId);
+  const bool there = key >= low && key < tile.high;
+  ptx::copy_async<4>(ptx::shared_address(shared.pages + row / Config::kRowsOfId),
+                     page_id_at(p, t.batch, there ? key : tile.low, false), there ? 4 : 0);
+}
+
+// The page of a row of this warp, some of whose page's keys are in [low, high).
+__device__ __forceinline__ int page_of_row(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
+                                           const SharedStorage& shared, int row, bool values) {
+  if (!has_page_ids(p)) return t.batch;
+  if (!fetches_pages(p, values)) return *page_id_at(p, t.batch, tile.start + row, values);
+  return static_cast<int>(ptx::load_shared_u32(ptx::shared_address(shared.pages + row / Config::kRowsOfId)));
+}
+// Where a row of this warp lies. page -1: it is not to be read.
+__device__ __forceinline__ common::Slot find_row(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
+                                                 const SharedStorage& shared, int row, bool values) {
+  const int key = tile.start + row;
+  if (key < tile.low || key >= tile.high) return {-1, 0};
+  const int page = page_of_row(p, t, tile, shared, row, values);
+  return {common::is_there(p, page) ? page : -1, common::slot_in_page(p, key)};
+}
+
+// A piece of 16 bytes that a lane copies.
+struct Piece {
+  int row, number;  // of the warp; of the row
+};
+// piece(lane, step): what a lane copies, by copy(here, step, from, there). kRowsOn: by how many rows it goes down from
+// step to step; 0: its pieces lie anyhow.
+template <bool kValues, int kSteps, int kRowsOn, class PieceOf, class Copy>
+__device__ __forceinline__ void copy_pieces(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
+                                            const SharedStorage& shared, const PieceOf& piece, const Copy& copy) {
+  const kernels::KvPlane& plane = kValues ? p.v : p.k;
+  const char* const head = plane.data + kv_head * plane.head_stride;
+  const Place here = place_again();
+  const int first = here.first_row;
+  if (one_page_a_warp(p)) {
+    const int low = tile.low - tile.start - first, high = tile.high - tile.start - first;  // rows that are read
+    int page = -1;
+    if (low < kWarpRows && high > 0) page = page_of_row(p, t, tile, shared, first, kValues);
+    const bool exists = common::is_there(p, page);
+    const unsigned count = exists ? high - low : 0;
+    const char* const rows = head + (exists ? page : 0) * plane.page_stride +
+                             common::slot_in_page(p, tile.start + first) * plane.slot_stride;
+    if constexpr (kRowsOn > 0) {
+      const Piece mine = piece(here.lane, 0);
+      const char* from = rows + mine.row * plane.slot_stride + mine.number * 16;
+      const unsigned row = mine.row - low;
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step, from += kRowsOn * plane.slot_stride)
+        copy(here, step, from, row + step * kRowsOn < count);
+    } else {
+#pragma unroll 2
+      for (int step = 0; step < kSteps; ++step) {
+        const Piece mine = piece(here.lane, step);
+        copy(here, step, rows + mine.row * plane.slot_stride + mine.number * 16,
+             static_cast<unsigned>(mine.row - low) < count);
+      }
+    }
+    return;
+  }
+  // A lane finds a row, and tells all.
+  const common::Slot slot = find_row(p, t, tile, shared, first + here.lane % kWarpRows, kValues);
+  const bool exists = slot.page >= 0;
+  const unsigned found = __ballot_sync(0xffffffffu, exists);
+  const long long at = (exists ? slot.page : 0) * plane.page_stride + slot.slot * plane.slot_stride;
+#pragma unroll kRowsOn > 0 ? kSteps : 2
+  for (int step = 0; step < kSteps; ++step) {
+    const Piece mine = piece(here.lane, step);
+    const char* const row = head + __shfl_sync(0xffffffffu, at, mine.row);
+    copy(here, step, row + mine.number * 16, (found >> mine.row & 1) != 0);
+  }
+}
+
+// Rows of 16-bit channels. The chunks behind a row's channels, and all of a row that is not there, become zeros.
+template <bool kValues, int kHeadDim, class Layout>
+__device__ __forceinline__ void copy_cached_tile(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
+                                                 int kv_head, const SharedStorage& shared, unsigned to) {
+  constexpr int kChunks = kernels::mma_chunks(kHeadDim), kSteps = kWarpRows * kChunks / 32,
+                kRowsOn = Layout::kSwizzled ? 32 / kChunks : 0;
+  static_assert(kWarpRows * kChunks % 32 == 0, "each lane copies as many pieces");
+  const auto piece = [](int lane, int step) {
+    const int i = lane + step * 32;
+    return Piece{i / kChunks, i % kChunks};
+  };
+  const auto copy = [&](const Place& here, int step, const char* from, bool there) {
+    const Piece mine = piece(here.lane, kRowsOn > 0 ? 0 : step);
+    unsigned at = to + Layout::offset(here.first_row + mine.row, mine.number);
+    if constexpr (kRowsOn > 0) at = Layout::rows_down(at, step * kRowsOn);
+    ptx::copy_async<16>(at, from, there && mine.number < kHeadDim / 8 ? 16 : 0);
+  };
+  copy_pieces<kValues, kSteps, kRowsOn>(p, t, tile, kv_head, shared, piece, copy);
+}
+
+// Says which keys of a tile are there, and have pages for K and V.
+__device__ __forceinline__ void find_keys(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
+                                          SharedStorage& shared) {
+  const Place here = place_again();
+  const int row = here.first_row + here.lane, key = tile.start + row;
+  bool there = false;
+  if (here.lane < kWarpRows) {
+    there = key >= tile.low && key < tile.high;
+    if (tile.cached)
+      there = there && find_row(p, t, tile, shared, row, false).page >= 0 && common::has_value(p, t.batch, key);
+  }
+  const unsigned bits = __ballot_sync(0xffffffffu, there);
+  const unsigned to = ptx::shared_address(shared.found) + here.first_row / 8;
+  if (here.lane != 0) return;
+  if constexpr (kWarpRows == 16) {
+    ptx::store_shared_u16(to, static_cast<unsigned short>(bits));
+  } else {
+    ptx::store_shared_u8(to, bits);
+  }
+}
+
+}  // namespace attune::prefill_mma
