@@ -220,8 +220,9 @@ __device__ __forceinline__ void attend_codes(const WorkTileParams& p, Storage& s
     const bool masked = !finds_all(found) || !rows.all_see(p, t, tile);
     Scores s;
     Weights weights;
-    multiply_qk(q, held, k, s, [&, here = place_again()](int place) {
-      if (converts(tile.cached)) CodesV::template convert_beside<kQkPlaces>(here, place, codes_v, v);
+    typename CodesV::Conversion values{place_again(), {}};
+    multiply_qk(q, held, k, s, [&](int place) {
+      if (converts(tile.cached)) values.template beside<kQkPlaces>(place, codes_v, v);
     });
     issue_codes_v(i + 1);
     ptx::commit_copies();
@@ -237,8 +238,9 @@ __device__ __forceinline__ void attend_codes(const WorkTileParams& p, Storage& s
     const bool meets_infinity = Config::kPParts == 2 && (any_odd || Config::kCacheType == common::kE5m2);
     const auto multiply = [&]<int kType, int kParts>() {
       if (masked || meets_infinity) take_special_values<kType>(p, t, tile, rows, found, v, shared, state, v_scales);
-      multiply_pv<kType, kParts>(v, weights, state, [&, here = place_again()](int place) {
-        if (converts(is_cached(i + 1))) CodesK::template convert_beside<kPvPlaces>(here, place, codes_k, k);
+      typename CodesK::Conversion keys{place_again(), {}};
+      multiply_pv<kType, kParts>(v, weights, state, [&](int place) {
+        if (converts(is_cached(i + 1))) keys.template beside<kPvPlaces>(place, codes_k, k);
       });
     };
     if (Config::kPParts == 1 || tile.cached) {

@@ -44,32 +44,42 @@ struct CodeTile {
         });
   }
 
-  // Converts the pieces that this thread copied, and has waited for.
-  __device__ __forceinline__ static void convert_step(const Place& here, int step, unsigned codes, unsigned to) {
-    if (!has(here, step)) return;
-    unsigned words[4], numbers[8];
-    ptx::load_shared_four(codes_at(here, step, codes), words);
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      common::quad_to_operands<Config::kCacheType, kTo>(words[i], numbers[2 * i], numbers[2 * i + 1]);
-    const Piece mine = piece(here.lane, kRowsOn > 0 ? 0 : step);
-    unsigned at = to + Layout::offset(here.first_row + mine.row, 2 * mine.number);
-    if constexpr (kRowsOn > 0) at = Layout::rows_down(at, step * kRowsOn);
-    ptx::store_shared_four(at, numbers);
-    ptx::store_shared_four(Layout::chunks_on(at, 1), numbers + 4);
-  }
-  __device__ __forceinline__ static void convert(unsigned codes, unsigned to) {
-    const Place here = place_again();
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) convert_step(here, step, codes, to);
-  }
-  // The same, spread over places of a product.
-  template <int kPlaces>
-  __device__ __forceinline__ static void convert_beside(const Place& here, int place, unsigned codes, unsigned to) {
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      if (step * kPlaces / kSteps == place) convert_step(here, step, codes, to);
+  // Converts the pieces that this thread copied, and has waited for, a chunk of 8 numbers at a time: few registers, so
+  // that the compiler puts these instructions between those of a product.
+  struct Conversion {
+    Place here;
+    unsigned words[4];  // of the piece at hand
+
+    // Reads the codes of chunk i; writes its numbers.
+    __device__ __forceinline__ void load(int i, unsigned codes) {
+      if (i % 2 == 0 && has(here, i / 2)) ptx::load_shared_four(codes_at(here, i / 2, codes), words);
     }
+    __device__ __forceinline__ void store(int i, unsigned to) const {
+      const int step = i / 2, half = i % 2;
+      if (!has(here, step)) return;
+      unsigned numbers[4];
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+        common::quad_to_operands<Config::kCacheType, kTo>(words[2 * half + j], numbers[2 * j], numbers[2 * j + 1]);
+      const Piece mine = piece(here.lane, kRowsOn > 0 ? 0 : step);
+      unsigned at = to + Layout::offset(here.first_row + mine.row, 2 * mine.number);
+      if constexpr (kRowsOn > 0) at = Layout::rows_down(at, step * kRowsOn);
+      ptx::store_shared_four(Layout::chunks_on(at, half), numbers);
+    }
+    // At place `place` of kPlaces of a product.
+    template <int kPlaces>
+    __device__ __forceinline__ void beside(int place, unsigned codes, unsigned to) {
+      constexpr int kChunks = 2 * kSteps, kLater = kPlaces / kChunks * 3 / 4;
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {
+        if (i * kPlaces / kChunks == place) load(i, codes);
+        if (i * kPlaces / kChunks + kLater == place) store(i, to);
+      }
+    }
+  };
+  __device__ __forceinline__ static void convert(unsigned codes, unsigned to) {
+    Conversion conversion{place_again(), {}};
+    conversion.template beside<1>(0, codes, to);
   }
 };
 

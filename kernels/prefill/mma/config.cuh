@@ -27,7 +27,7 @@ struct Config {
   static constexpr unsigned kScore = ATTUNE_SCORE, kMask = ATTUNE_MASK;
   static constexpr bool kCached = ATTUNE_CACHED != 0, kDense = ATTUNE_DENSE != 0;
   // The cache has 8 bits: its codes become numbers of 16 bits, exactly, and the scales go to scores, P and O
-  // (quantized.cuh). A scale of all keys multiplies products and O; scales of tokens the columns of S and P.
+  // (codes.cuh). A scale of all keys multiplies products and O; scales of tokens the columns of S and P.
   static constexpr bool kQuantized = kCached && kCacheType != kType,
                         kTokenScales = kQuantized && ATTUNE_TOKEN_SCALES != 0;
   // fp16 has not the range of P times a scale: such a P is the sum of two bf16 numbers, and its V bf16.
@@ -69,7 +69,7 @@ template <bool kThere>
 struct Codes {};
 template <>
 struct Codes<true> {
-  // 16 bytes of a row in the place of the thread that copies and converts them (quantized.cuh).
+  // 16 bytes of a row in the place of the thread that copies and converts them (codes.cuh).
   alignas(128) unsigned char codes_k[Config::kKeys * Config::kBlocksQk * 16];
   unsigned char codes_v[Config::kKeys * Config::kBlocksV * 16];
 };

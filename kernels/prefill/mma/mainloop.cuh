@@ -61,7 +61,7 @@ __device__ __forceinline__ void hold_queries(unsigned q, HeldQueries& held) {
 }
 
 // What a product does beside: nothing. Number i of kQkPlaces or kPvPlaces, between instructions of the tensor cores.
-constexpr int kQkPlaces = Config::kBlocksQk, kPvPlaces = Config::kKeys / 16 * Config::kBlocksV;
+constexpr int kQkPlaces = Config::kBlocksQk * (kKeyTiles8 / 2), kPvPlaces = Config::kKeys / 16 * Config::kBlocksV;
 struct Nothing {
   __device__ __forceinline__ void operator()(int) const {}
 };
@@ -103,8 +103,8 @@ __device__ __forceinline__ void multiply_qk(unsigned q, const HeldQueries& held,
         common::mma<Config::kType>(s[m][n], a[m], b0);
         common::mma<Config::kType>(s[m][n + 1], a[m], b1);
       }
+      beside(block * (kKeyTiles8 / 2) + n / 2);
     }
-    beside(block);
   }
 }
 
