@@ -100,6 +100,11 @@ TEST_F(EmulatedMlaMma, PackedCaches) {
   check(R"("kv": "paged", "heads": [18, 1], "seqlens_kv": [65, 0, 1, 300])",
         {R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64})",
          R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 16, "page_padding": true})",
+         // Rows are looked up for eight tiles at a time.
+         R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 16}, "heads": [16, 1],
+            "seqlens_kv": [900, 290])",
+         R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 16}, "heads": [64, 1],
+            "seqlens_kv": [900, 290])",
          R"("head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 64})",
          R"("head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 48}, "seqlens_q": 2, "causal": true)"});
 }
@@ -194,6 +199,7 @@ TEST_F(EmulatedMlaMma, HasNoRaces) {
             "plant": "nan_v")",
          R"("kv": "paged", "heads": [16, 1], "seqlens_q": [2, 1], "seqlens_kv": [100, 40], "new_tokens": true,
             "cache": {"format": "mla_656"})",
+         R"("kv": "paged", "heads": [16, 1], "seqlens_kv": [300, 65, 90], "cache": {"format": "mla_656"})",
          // With 64 rows those that multiply copy and decode as well.
          R"("kv": "paged", "shared_kv": true, "heads": [64, 1], "seqlens_kv": [300, 65, 90])",
          R"("kv": "paged", "heads": [64, 1], "seqlens_kv": [300, 65, 90], "cache": {"format": "mla_656"})"},

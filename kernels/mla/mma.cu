@@ -55,8 +55,8 @@ __device__ __forceinline__ bool mma_next_work(const WorkTileParams& p, MmaStorag
 
 // What the warps of the products do with a work tile.
 __device__ __forceinline__ void mma_attend(const WorkTileParams& p, MmaStorage& shared, int warp) {
-  const int begin = mma_uniform(shared.work.tile_begin), end = mma_uniform(shared.work.tile_end);
   MmaProducer producer(p, shared);
+  const int begin = producer.begin(), end = producer.end();
   if constexpr (!MmaConfig::kHasCopiers) producer.start();
   MmaMainloop a(p, shared, warp);
   const int group = a.group();

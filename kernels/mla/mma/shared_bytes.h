@@ -9,6 +9,10 @@ namespace attune::kernels {
 
 constexpr int kMlaMmaMathThreads = 256, kMlaMmaSlices = 4;  // threads of the products; slices of Q's and K's channels
 
+// Bytes from row to row of packed rows in shared memory; 0: rows are not packed.
+ATTUNE_SHARED_FUNCTION int mla_mma_packed_pitch(int producer) {
+  return producer == kMlaDequant656 ? 656 : producer == kMlaDequant584 ? 592 : 0;
+}
 // With 64 rows those that multiply copy keys as well, because their registers leave room for no others.
 ATTUNE_SHARED_FUNCTION bool mla_mma_has_copiers(int rows) { return rows < 64; }
 ATTUNE_SHARED_FUNCTION int mla_mma_threads(int rows) {
@@ -19,13 +23,10 @@ ATTUNE_SHARED_FUNCTION int mla_mma_held_blocks(int head_dim, int rows) {
   const int blocks = head_dim / 16 / kMlaMmaSlices;
   return rows == 64 ? 5 : rows == 32 ? 4 : blocks;
 }
-// Bytes from row to row of head_dim 16-bit numbers in shared memory (common/row_layout.cuh), and of packed rows.
+// Bytes from row to row of head_dim 16-bit numbers in shared memory (common/row_layout.cuh).
 ATTUNE_SHARED_FUNCTION int mla_mma_pitch(int head_dim) {
   const int chunks = head_dim / 8;
   return ((chunks & (chunks - 1)) == 0 ? chunks : chunks | 1) * 16;
-}
-ATTUNE_SHARED_FUNCTION int mla_mma_packed_pitch(int producer) {
-  return producer == kMlaDequant656 ? 656 : producer == kMlaDequant584 ? 592 : 0;
 }
 // Tiles of 16-bit keys. Packed rows are decoded into two of them by turns.
 ATTUNE_SHARED_FUNCTION int mla_mma_tiles(int producer, int stages) {
