@@ -12,7 +12,7 @@
 //   softmax:  sums of S, of eight rows                                                   | barrier of the group
 //   O:        all rows of the group, some channels
 //
-// Four more warps copy and decode; with 64 rows there are none, and each group does its part beside the other's S.
+// Four or eight more warps copy and decode; with 64 rows there are none, and each group does its part.
 // A persistent grid takes the work tiles that scheduler/persistent.cu lists; mla/combine.cu merges splits.
 #include "common/stamp.cuh"
 #include "mla/mma/epilogue.cuh"

@@ -12,7 +12,7 @@ namespace attune::mla {
 struct MmaConfig {
   static constexpr int kRows = ATTUNE_ROWS, kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
   static constexpr int kMathThreads = kernels::kMlaMmaMathThreads, kMathWarps = kMathThreads / 32;
-  static constexpr int kThreads = kernels::mla_mma_threads(kRows);
+  static constexpr int kThreads = kernels::mla_mma_threads(ProblemConfig::kProducer, kRows, kKeys);
   static constexpr bool kHasCopiers = kernels::mla_mma_has_copiers(kRows);
   static constexpr int kCopyThreads = kHasCopiers ? kThreads - kMathThreads : kThreads;
   // Groups of warps with 32 rows at most, which wait for nobody else between two tiles.

@@ -15,8 +15,10 @@ ATTUNE_SHARED_FUNCTION int mla_mma_packed_pitch(int producer) {
 }
 // With 64 rows those that multiply copy keys as well, because their registers leave room for no others.
 ATTUNE_SHARED_FUNCTION bool mla_mma_has_copiers(int rows) { return rows < 64; }
-ATTUNE_SHARED_FUNCTION int mla_mma_threads(int rows) {
-  return mla_mma_has_copiers(rows) ? kMlaMmaMathThreads + 128 : kMlaMmaMathThreads;
+// Rows of 656 bytes are decoded by eight warps where 128 registers a thread are enough and each has four keys.
+ATTUNE_SHARED_FUNCTION int mla_mma_threads(int producer, int rows, int keys) {
+  if (!mla_mma_has_copiers(rows)) return kMlaMmaMathThreads;
+  return kMlaMmaMathThreads + (producer == kMlaDequant656 && rows == 16 && keys == 32 ? 256 : 128);
 }
 // Blocks of 16 channels of a slice whose queries stay in registers; the others are in shared memory.
 ATTUNE_SHARED_FUNCTION int mla_mma_held_blocks(int head_dim, int rows) {
