@@ -100,6 +100,12 @@ TEST_F(EmulatedMlaMma, PackedCaches) {
   check(R"("kv": "paged", "heads": [18, 1], "seqlens_kv": [65, 0, 1, 300])",
         {R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64})",
          R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 16, "page_padding": true})",
+         // Without poison no scale is large, which many rows of the others are.
+         R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64}, "poison": false)",
+         R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64}, "poison": false,
+            "heads": [16, 1])",
+         R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64}, "poison": false,
+            "heads": [64, 1])",
          // Rows are looked up for eight tiles at a time.
          R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 16}, "heads": [16, 1],
             "seqlens_kv": [900, 290])",
