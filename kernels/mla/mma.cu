@@ -55,6 +55,8 @@ __device__ __forceinline__ bool mma_next_work(const WorkTileParams& p, MmaStorag
 
 // What the warps of the products do with a work tile.
 __device__ __forceinline__ void mma_attend(const WorkTileParams& p, MmaStorage& shared, int warp) {
+  constexpr bool kDecodesBeside = !MmaConfig::kHasCopiers && ProblemConfig::kProducer == kernels::kMlaDequant656;
+  constexpr bool kTakesTurns = !MmaConfig::kHasCopiers && !kDecodesBeside;
   MmaProducer producer(p, shared);
   const int begin = producer.begin(), end = producer.end();
   if constexpr (!MmaConfig::kHasCopiers) producer.start();
@@ -72,14 +74,19 @@ __device__ __forceinline__ void mma_attend(const WorkTileParams& p, MmaStorage& 
       producer.wait();
       MmaBarriers::sync_math();  // the tile is there, and all have read the one before
     }
-    // One group copies while the other multiplies.
-    if (!MmaConfig::kHasCopiers && group == 0) producer.go_on(i);
+    // One group copies while the other multiplies; codes are decoded beside P V.
+    if (kTakesTurns && group == 0) producer.go_on(i);
     a.qk_gemm(tile);
     MmaBarriers::sync_group(group);  // the sums of all slices
     const bool moves = a.softmax(i, start);
     if (ptx::named_barrier_any(MmaBarriers::kGroup + group, MmaConfig::kGroupThreads, moves)) a.rescale();
-    if (!MmaConfig::kHasCopiers && group == 1) producer.go_on(i);
-    a.pv_gemm(tile);
+    if (kTakesTurns && group == 1) producer.go_on(i);
+    const auto multiply = [&](auto between) { a.pv_gemm(tile, between); };
+    if constexpr (kDecodesBeside) {
+      producer.go_on_beside<MmaMainloop::kSteps>(i, multiply);
+    } else {
+      multiply([](int) {});
+    }
     if (MmaConfig::kHasCopiers && i + MmaConfig::kTiles < end) MmaBarriers::set_empty(buffer);
     buffer = mma_next(buffer, MmaConfig::kTiles);
   }

@@ -53,7 +53,12 @@ struct MmaStorage {
   alignas(16) float2 sums[MmaConfig::kGroups][MmaConfig::kSlices][2 * MmaConfig::kRowTiles][MmaConfig::kKeys / 8][32];
   alignas(128) unsigned char p[MmaConfig::kRows][MmaConfig::LayoutP::kPitch];
   alignas(16) unsigned char is_there[MmaConfig::kFlags][MmaConfig::kKeys];  // whether a key has a row
-  float factor[MmaConfig::kRows], out_factor[MmaConfig::kRows];             // of O: rescale; that of the output
+  float factor[MmaConfig::kRows];                                           // of O: rescale
+  union {
+    int first_visible[MmaConfig::kRows];  // of a row's keys, where registers are scarce
+    float out_factor[MmaConfig::kRows];   // of the output, in the epilogue
+  };
+  int end_visible[MmaConfig::kHasCopiers ? 1 : MmaConfig::kRows];
   unsigned nonfinite[2];                                                    // a bit for each row that is recomputed
   WorkTile work;
   int head_tile, kv_head;

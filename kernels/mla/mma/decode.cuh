@@ -82,11 +82,15 @@ class MmaDecoder656 {
   __device__ __forceinline__ void load(int k, unsigned (&codes)[4]) const {
     ptx::load_shared_four(from_ + 16 * mma_chunk_of<kParts>(0, k), codes);
   }
-  template <bool kLarge, int kHalf>
-  __device__ __forceinline__ void store(int k, const unsigned (&codes)[4], unsigned high, unsigned low) const {
-    unsigned x[4];
-    mma_decode_8<kLarge, false>(codes, kHalf, high, low, x);
-    ptx::store_shared_four(to_ + 32 * mma_chunk_of<kParts>(0, k) + 16 * kHalf, x);
+  template <bool kLarge>
+  __device__ __forceinline__ void store(int k, const unsigned (&codes)[4], MmaFactor by) const {
+    const unsigned high = mma_has_nan(codes) ? kMmaNan : by.high;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      unsigned x[4];
+      mma_decode_8<kLarge, false>(codes, half, high, by.low, x);
+      ptx::store_shared_four(to_ + 32 * mma_chunk_of<kParts>(0, k) + 16 * half, x);
+    }
   }
   // kAtATime: chunks that are in registers.
   template <bool kLarge, int kAtATime>
@@ -98,11 +102,7 @@ class MmaDecoder656 {
 #pragma unroll
       for (int j = 0; j < kAtATime; ++j) load(k + j, codes[j]);
 #pragma unroll
-      for (int j = 0; j < kAtATime; ++j) {
-        const unsigned high = mma_has_nan(codes[j]) ? kMmaNan : by.high;
-        store<kLarge, 0>(k + j, codes[j], high, by.low);
-        store<kLarge, 1>(k + j, codes[j], high, by.low);
-      }
+      for (int j = 0; j < kAtATime; ++j) store<kLarge>(k + j, codes[j], by);
     }
   }
 
@@ -146,13 +146,12 @@ __device__ __forceinline__ void mma_copy_rope(unsigned from, unsigned to, int ro
   }
 }
 
-// Part `part` of kParts of a row, by its own thread. New tokens' rows, of which there are few, are loaded here.
+// Part `part` of kParts of a row of tile i, by its own thread. from: the row's codes; to: a tile of bf16. New tokens'
+// rows, of which there are few, are loaded here.
 template <int kParts>
-__device__ __forceinline__ void mma_decode(const WorkTileParams& p, MmaStorage& shared, int i, int stage, int to_tile,
-                                           int row, int part) {
+__device__ __forceinline__ void mma_decode(const WorkTileParams& p, const MmaStorage& shared, int i, unsigned from,
+                                           unsigned to, int row, int part) {
   using Layout = MmaConfig::Layout;
-  const unsigned from = ptx::shared_address(shared.codes[stage * MmaConfig::kKeys + row]),
-                 to = ptx::shared_address(shared.tiles[to_tile]);
   const Tile tile = mma_tile_at(shared.work, i);
   if (!mma_is_packed(tile)) {
     const KvSource source(p, shared.work, shared.kv_head, tile);

@@ -32,6 +32,33 @@ class MmaProducer {
       issue(i + kAhead);
     }
   }
+  // go_on(i) beside multiply(between), which calls between(step) in kSteps steps: a chunk of codes is loaded in one
+  // step and converted in a later one.
+  template <int kSteps, class Multiply>
+  __device__ __forceinline__ void go_on_beside(int i, Multiply multiply) {
+    if (i + 1 >= end_) return multiply([](int) {});
+    ptx::wait_copies<kAhead - 1>();
+    __syncwarp();
+    const unsigned thread = mma_thread();
+    using Decoder = MmaDecoder656<kParts>;
+    const Decoder decoder(codes_of(thread), tile_at(i + 1), row_of(thread), part_of(thread));
+    if (!mma_is_packed(mma_tile_at(shared_.work, i + 1)) || decoder.has_large_scale()) {
+      mma_decode<kParts>(p_, shared_, i + 1, codes_of(thread), tile_at(i + 1), row_of(thread), part_of(thread));
+      multiply([](int) {});
+    } else {
+      constexpr int kOfChunk = kSteps / Decoder::kCount;
+      static_assert(kOfChunk >= 2 && kSteps % Decoder::kCount == 0, "all chunks have as many steps");
+      const MmaFactor by = decoder.factor(false);
+      unsigned codes[4];
+      multiply([&](int step) {
+        if (step % kOfChunk == 0) decoder.load(step / kOfChunk, codes);
+        if (step % kOfChunk == kOfChunk - 1) decoder.template store<false>(step / kOfChunk, codes, by);
+      });
+      const unsigned again = mma_thread();
+      mma_copy_rope<kParts>(codes_of(again), tile_at(i + 1), row_of(again), part_of(again));
+    }
+    finish(i + 1);
+  }
   // Tile i is there, but for the other warps' part.
   __device__ __forceinline__ static void wait() {
     if constexpr (!ProblemConfig::kDequant) ptx::wait_copies<kAhead - 1>();
@@ -63,8 +90,10 @@ class MmaProducer {
   static constexpr int kAhead = ProblemConfig::kDequant ? MmaConfig::kStages : MmaConfig::kStages - 1;
   static constexpr int kRowsOfWarp = 32 * MmaConfig::kKeys / MmaConfig::kCopyThreads;
   static_assert(kRowsOfWarp % 4 == 0 && kRowsOfWarp <= 32, "a copy is of four rows");
-  // Tiles whose rows a warp looks up at a time, and keeps in registers. Where those are scarce, one.
-  static constexpr int kLookUp = MmaConfig::kHasCopiers ? 32 / kRowsOfWarp : 1;
+  static constexpr int kParts = 32 / kRowsOfWarp;  // of a row, a lane each
+  // Tiles whose rows a warp looks up at a time, and whether it keeps their addresses, or what its table says of them.
+  static constexpr int kLookUp = 32 / kRowsOfWarp;
+  static constexpr bool kKeepsAddresses = MmaConfig::kHasCopiers;
   // The first of a warp's rows.
   __device__ __forceinline__ static int first_row(unsigned thread) {
     return static_cast<int>((thread - (MmaConfig::kThreads - MmaConfig::kCopyThreads)) / 32 * kRowsOfWarp);
@@ -74,9 +103,19 @@ class MmaProducer {
   __device__ __forceinline__ static int row_of(unsigned thread) {
     return first_row(thread) + static_cast<int>(thread % kRowsOfWarp);
   }
+  __device__ __forceinline__ static int part_of(unsigned thread) {
+    return static_cast<int>(thread % 32 / kRowsOfWarp);
+  }
+  // The row's codes of the tile that is decoded next, and the tile of bf16 that they go to.
+  __device__ __forceinline__ unsigned codes_of(unsigned thread) const {
+    return ptx::shared_address(shared_.codes[stage_ * MmaConfig::kKeys + row_of(thread)]);
+  }
+  __device__ __forceinline__ unsigned tile_at(int i) const {
+    return ptx::shared_address(shared_.tiles[static_cast<unsigned>(i - begin_) % MmaConfig::kTiles]);
+  }
   // The tile, of those from tile i on, whose row a lane looks up.
   __device__ __forceinline__ static int tile_of(unsigned thread, int i) {
-    return kLookUp > 1 ? i + static_cast<int>(thread % 32 / kRowsOfWarp) : i;
+    return i + static_cast<int>(thread % 32 / kRowsOfWarp);
   }
 
   // Asks where the lane's row lies, for the issue() of tile i.
@@ -88,23 +127,25 @@ class MmaProducer {
     const Tile tile = mma_tile_at(shared_.work, i);
     index_ = KvSource(p_, shared_.work, shared_.kv_head, tile).load_index(tile.start + row_of(thread));
   }
-  // The lane's row, of those from tile i on; then asks for those behind.
-  __device__ __forceinline__ void locate(int i) {
+  // The lane's row for the issue() of tile i; asks for those behind the ones that have been looked up.
+  __device__ __forceinline__ void locate(int i, int slot) {
+    if (kKeepsAddresses && slot != 0) return;
     const unsigned thread = mma_thread();
-    const Tile tile = mma_tile_at(shared_.work, tile_of(thread, i));
+    const Tile tile = mma_tile_at(shared_.work, kKeepsAddresses ? tile_of(thread, i) : i);
     const KvSource source(p_, shared_.work, shared_.kv_head, tile);
-    const int key = tile.start + row_of(thread);
-    from_ = source.locate(key, index_);
-    if (ProblemConfig::kProducer == kernels::kMlaDequant584) scales_ = source.scales_of(key, index_);
-    find(i + kLookUp);
+    const int key = tile.start + row_of(thread), lane = slot * kRowsOfWarp + static_cast<int>(thread % kRowsOfWarp),
+              index = kKeepsAddresses ? index_ : __shfl_sync(0xffffffffu, index_, lane);
+    from_ = source.locate(key, index);
+    if (ProblemConfig::kProducer == kernels::kMlaDequant584) scales_ = source.scales_of(key, index);
+    if (kKeepsAddresses || slot == kLookUp - 1) find(kKeepsAddresses ? i + kLookUp : i + 1);
   }
   // Begins the copies of a tile, as a group that is empty behind the last one.
   __device__ __forceinline__ void issue(int i) {
     if (i < end_) {
       const int slot = (i - begin_) % kLookUp;
-      if (slot == 0) locate(i);
+      locate(i, slot);
       const unsigned thread = mma_thread();
-      const bool has_row = static_cast<int>(thread % 32 / kRowsOfWarp) == slot;
+      const bool has_row = static_cast<int>(thread % 32 / kRowsOfWarp) == (kKeepsAddresses ? slot : 0);
       const int row = row_of(thread);
       if (has_row) shared_.is_there[i % MmaConfig::kFlags][row] = from_ != nullptr ? 1 : 0;
       if constexpr (!ProblemConfig::kDequant) {
@@ -121,17 +162,15 @@ class MmaProducer {
     ptx::commit_copies();
     stage_ = mma_next(stage_, MmaConfig::kStages);
   }
-  // The tile of bf16 that codes go to.
-  __device__ __forceinline__ int decoded_to(int i) const {
-    return static_cast<int>(static_cast<unsigned>(i - begin_) % MmaConfig::kTiles);
-  }
   // From the warp's codes of a tile to bf16; then the copies of the tile that takes their place.
   __device__ __forceinline__ void decode(int i) {
     ptx::wait_copies<kAhead - 1>();
     __syncwarp();
     const unsigned thread = mma_thread();
-    mma_decode<32 / kRowsOfWarp>(p_, shared_, i, stage_, decoded_to(i), row_of(thread),
-                                 static_cast<int>(thread % 32 / kRowsOfWarp));
+    mma_decode<kParts>(p_, shared_, i, codes_of(thread), tile_at(i), row_of(thread), part_of(thread));
+    finish(i);
+  }
+  __device__ __forceinline__ void finish(int i) {
     __syncwarp();  // all lanes have read the codes
     issue(i + kAhead);
   }
@@ -144,7 +183,8 @@ class MmaProducer {
 #pragma unroll
     for (int r = 0; r < kRowsOfWarp; r += 32 / kLanes) {
       const int row = r + static_cast<int>(thread % 32 / kLanes), first = static_cast<int>(thread % kLanes);
-      const auto at = reinterpret_cast<const char*>(__shfl_sync(0xffffffffu, address, slot * kRowsOfWarp + row));
+      const int from_lane = (kKeepsAddresses ? slot * kRowsOfWarp : 0) + row;
+      const auto at = reinterpret_cast<const char*>(__shfl_sync(0xffffffffu, address, from_lane));
       const char* const chunks = (at != nullptr ? at : p_.q) + 16 * first;
       const int bytes = at != nullptr ? 16 : 0;
       const unsigned lane_to = to + Layout::offset(first_row(thread) + row, first);

@@ -35,11 +35,13 @@ ATTUNE_SHARED_FUNCTION int mla_mma_tiles(int producer, int stages) {
   return mla_mma_packed_pitch(producer) > 0 ? 2 : stages;
 }
 ATTUNE_SHARED_FUNCTION int mla_mma_fewest_stages(int producer) { return mla_mma_packed_pitch(producer) > 0 ? 1 : 2; }
-// Queries, key tiles, the codes of all stages, the sums of four slices, P, and 1 KiB: the work tile, row stats.
+// Queries, key tiles, the codes of all stages, the sums of four slices, P, and 1 KiB or more: the work tile, row
+// stats.
 ATTUNE_SHARED_FUNCTION int mla_mma_shared_bytes(int producer, int head_dim, int rows, int keys, int stages) {
   const int in_shared = head_dim - 16 * kMlaMmaSlices * mla_mma_held_blocks(head_dim, rows);
   return rows * mla_mma_pitch(in_shared) + mla_mma_tiles(producer, stages) * keys * mla_mma_pitch(head_dim) +
-         stages * keys * mla_mma_packed_pitch(producer) + rows * keys * (4 * kMlaMmaSlices + 2) + 1024;
+         stages * keys * mla_mma_packed_pitch(producer) + rows * keys * (4 * kMlaMmaSlices + 2) +
+         (mla_mma_has_copiers(rows) ? 1024 : 1280);
 }
 
 }  // namespace attune::kernels
