@@ -58,7 +58,7 @@ struct MmaStorage {
     int first_visible[MmaConfig::kRows];  // of a row's keys, where registers are scarce
     float out_factor[MmaConfig::kRows];   // of the output, in the epilogue
   };
-  int end_visible[MmaConfig::kHasCopiers ? 1 : MmaConfig::kRows];
+  int end_visible[MmaConfig::kRows == 16 ? 1 : MmaConfig::kRows];
   unsigned nonfinite[2];                                                    // a bit for each row that is recomputed
   WorkTile work;
   int head_tile, kv_head;

@@ -269,7 +269,7 @@ class MmaMainloop {
   __device__ __forceinline__ int slice() const { return warp_ % MmaConfig::kSlices; }
   __device__ __forceinline__ int key_part() const { return warp_of_group() / MmaConfig::kSlices; }
 
-  static constexpr bool kRangeInShared = !MmaConfig::kHasCopiers && !ProblemConfig::kSparse;
+  static constexpr bool kRangeInShared = MmaConfig::kRows > 16 && !ProblemConfig::kSparse;
 
   const WorkTileParams& p_;
   MmaStorage& shared_;
