@@ -100,6 +100,17 @@ TEST_F(EmulatedMlaMma, PackedCaches) {
   check(R"("kv": "paged", "heads": [18, 1], "seqlens_kv": [65, 0, 1, 300])",
         {R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64})",
          R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 16, "page_padding": true})",
+         // Without poison no scale is large, which many rows of the others are.
+         R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64}, "poison": false)",
+         R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64}, "poison": false,
+            "heads": [16, 1])",
+         R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64}, "poison": false,
+            "heads": [64, 1])",
+         // Rows are looked up for eight tiles at a time.
+         R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 16}, "heads": [16, 1],
+            "seqlens_kv": [900, 290])",
+         R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 16}, "heads": [64, 1],
+            "seqlens_kv": [900, 290])",
          R"("head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 64})",
          R"("head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 48}, "seqlens_q": 2, "causal": true)"});
 }
@@ -167,7 +178,7 @@ TEST_F(EmulatedMlaMma, OutputsAnywhere) {
   }
 }
 
-// Rows, keys and stages follow from the rows that see the same keys and from the shared memory.
+// Rows, keys, stages and warps follow from the rows that see the same keys and from the shared memory.
 TEST_F(EmulatedMlaMma, Tiles) {
   const cases::Row common(R"("dtype": "bf16", "kv": "paged", "seqlens_kv": [900, 70], "head_dim": [576, 512])");
   const auto tile = [&](const char* more, const char* as) {
@@ -182,6 +193,13 @@ TEST_F(EmulatedMlaMma, Tiles) {
   EXPECT_EQ(tile(R"("heads": [128, 1], "shared_kv": true)", "sm_100"), "64x32x4");
   EXPECT_EQ(tile(R"("heads": [128, 1], "cache": {"format": "mla_656"})", "sm_80"), "64x32x1");
   EXPECT_EQ(tile(R"("heads": [16, 1], "cache": {"format": "mla_656"})", "sm_120"), "16x16x4");
+  EXPECT_EQ(tile(R"("heads": [16, 1], "cache": {"format": "mla_656"})", "sm_80"), "16x32x3");
+  const auto threads = [&](const char* more, const char* as) { return config_of(common.with(more), as).threads(); };
+  EXPECT_EQ(threads(R"("heads": [16, 1], "shared_kv": true)", "sm_80"), 384u);
+  EXPECT_EQ(threads(R"("heads": [16, 1], "cache": {"format": "mla_656"})", "sm_80"), 512u);
+  EXPECT_EQ(threads(R"("heads": [16, 1], "cache": {"format": "mla_656"})", "sm_120"), 384u);
+  EXPECT_EQ(threads(R"("heads": [32, 1], "cache": {"format": "mla_656"})", "sm_80"), 384u);
+  EXPECT_EQ(threads(R"("heads": [64, 1], "cache": {"format": "mla_656"})", "sm_80"), 256u);
 }
 
 // Warps share Q, key tiles, P and row stats; blocks take several work tiles, and rows are recomputed.
@@ -194,6 +212,7 @@ TEST_F(EmulatedMlaMma, HasNoRaces) {
             "plant": "nan_v")",
          R"("kv": "paged", "heads": [16, 1], "seqlens_q": [2, 1], "seqlens_kv": [100, 40], "new_tokens": true,
             "cache": {"format": "mla_656"})",
+         R"("kv": "paged", "heads": [16, 1], "seqlens_kv": [300, 65, 90], "cache": {"format": "mla_656"})",
          // With 64 rows those that multiply copy and decode as well.
          R"("kv": "paged", "shared_kv": true, "heads": [64, 1], "seqlens_kv": [300, 65, 90])",
          R"("kv": "paged", "heads": [64, 1], "seqlens_kv": [300, 65, 90], "cache": {"format": "mla_656"})"},
@@ -205,6 +224,8 @@ TEST_F(EmulatedMlaMma, NewerArchitectures) {
   for (const char* as : {"sm_89", "sm_90", "sm_100", "sm_120"}) {
     for (const char* more :
          {R"("kv": "paged", "heads": [48, 1], "cache": {"format": "mla_656"}, "seqlens_kv": [300, 65])",
+          R"("kv": "paged", "heads": [16, 1], "cache": {"format": "mla_656"}, "seqlens_kv": [300, 65],
+             "poison": false)",
           R"("kv": "slots", "shared_kv": true, "heads": [16, 1], "seqlens_q": [2, 1], "sparse": {"topk": 150})"}) {
       const cases::Row row = cases::Row(R"("dtype": "bf16", "head_dim": [576, 512])").with(more);
       EXPECT_EQ(run(tests::make_case(row), as, 2), "") << as << " " << more;

@@ -12,7 +12,7 @@
 //   softmax:  sums of S, of eight rows                                                   | barrier of the group
 //   O:        all rows of the group, some channels
 //
-// Four more warps copy and decode; with 64 rows there are none, and each group does its part beside the other's S.
+// Four or eight more warps copy and decode; with 64 rows there are none, and each group does its part.
 // A persistent grid takes the work tiles that scheduler/persistent.cu lists; mla/combine.cu merges splits.
 #include "common/stamp.cuh"
 #include "mla/mma/epilogue.cuh"
@@ -55,8 +55,10 @@ __device__ __forceinline__ bool mma_next_work(const WorkTileParams& p, MmaStorag
 
 // What the warps of the products do with a work tile.
 __device__ __forceinline__ void mma_attend(const WorkTileParams& p, MmaStorage& shared, int warp) {
-  const int begin = mma_uniform(shared.work.tile_begin), end = mma_uniform(shared.work.tile_end);
+  constexpr bool kDecodesBeside = !MmaConfig::kHasCopiers && ProblemConfig::kProducer == kernels::kMlaDequant656;
+  constexpr bool kTakesTurns = !MmaConfig::kHasCopiers && !kDecodesBeside;
   MmaProducer producer(p, shared);
+  const int begin = producer.begin(), end = producer.end();
   if constexpr (!MmaConfig::kHasCopiers) producer.start();
   MmaMainloop a(p, shared, warp);
   const int group = a.group();
@@ -72,14 +74,19 @@ __device__ __forceinline__ void mma_attend(const WorkTileParams& p, MmaStorage& 
       producer.wait();
       MmaBarriers::sync_math();  // the tile is there, and all have read the one before
     }
-    // One group copies while the other multiplies.
-    if (!MmaConfig::kHasCopiers && group == 0) producer.go_on(i);
+    // One group copies while the other multiplies; codes are decoded beside P V.
+    if (kTakesTurns && group == 0) producer.go_on(i);
     a.qk_gemm(tile);
     MmaBarriers::sync_group(group);  // the sums of all slices
     const bool moves = a.softmax(i, start);
     if (ptx::named_barrier_any(MmaBarriers::kGroup + group, MmaConfig::kGroupThreads, moves)) a.rescale();
-    if (!MmaConfig::kHasCopiers && group == 1) producer.go_on(i);
-    a.pv_gemm(tile);
+    if (kTakesTurns && group == 1) producer.go_on(i);
+    const auto multiply = [&](auto between) { a.pv_gemm(tile, between); };
+    if constexpr (kDecodesBeside) {
+      producer.go_on_beside<MmaMainloop::kSteps>(i, multiply);
+    } else {
+      multiply([](int) {});
+    }
     if (MmaConfig::kHasCopiers && i + MmaConfig::kTiles < end) MmaBarriers::set_empty(buffer);
     buffer = mma_next(buffer, MmaConfig::kTiles);
   }

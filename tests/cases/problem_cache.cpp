@@ -213,14 +213,16 @@ static std::byte* packed_row(const attune_kv_cache& cache, bool is_656, int64_t 
   return static_cast<std::byte*>(cache.k.data) + page * cache.k.stride[0] + offset * (is_656 ? cache.k.stride[1] : 576);
 }
 
-// Of a row of 656 bytes: any number may be one, so some are powers of two, huge (codes become 0) or tiny (they become
-// the largest).
+// Of a row of 656 bytes: any number may be one, so some are powers of two, large (codes become small), huge (0) or tiny
+// (the largest).
 static double scale_656(size_t slot, int64_t group, double usual) {
   switch ((slot * 3 + static_cast<size_t>(group)) % 16) {
     case 2:
       return 0x1p-7;
     case 7:
       return 0x1p60;
+    case 9:
+      return 300;
     case 12:
       return 0x1p-100;
     default:
@@ -245,7 +247,7 @@ void Problem::fill_pool(attune_kv_cache& cache, const CacheSpec& spec, const std
       for (int64_t first = 0; first < nope; first += group) {
         double scale = 0.0125 * (0.5 + random_.uniform());
         if (is_656) {
-          scale = scale_656(slot, first / group, scale);
+          if (c.poison) scale = scale_656(slot, first / group, scale);
           encode(ATTUNE_FLOAT32, scale, scales + first / group * 4);
           scale = decode(ATTUNE_FLOAT32, scales + first / group * 4);
         } else {

@@ -12,7 +12,7 @@ namespace attune::mla {
 struct MmaConfig {
   static constexpr int kRows = ATTUNE_ROWS, kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
   static constexpr int kMathThreads = kernels::kMlaMmaMathThreads, kMathWarps = kMathThreads / 32;
-  static constexpr int kThreads = kernels::mla_mma_threads(kRows);
+  static constexpr int kThreads = kernels::mla_mma_threads(ProblemConfig::kProducer, kRows, kKeys);
   static constexpr bool kHasCopiers = kernels::mla_mma_has_copiers(kRows);
   static constexpr int kCopyThreads = kHasCopiers ? kThreads - kMathThreads : kThreads;
   // Groups of warps with 32 rows at most, which wait for nobody else between two tiles.
@@ -53,7 +53,12 @@ struct MmaStorage {
   alignas(16) float2 sums[MmaConfig::kGroups][MmaConfig::kSlices][2 * MmaConfig::kRowTiles][MmaConfig::kKeys / 8][32];
   alignas(128) unsigned char p[MmaConfig::kRows][MmaConfig::LayoutP::kPitch];
   alignas(16) unsigned char is_there[MmaConfig::kFlags][MmaConfig::kKeys];  // whether a key has a row
-  float factor[MmaConfig::kRows], out_factor[MmaConfig::kRows];             // of O: rescale; that of the output
+  float factor[MmaConfig::kRows];                                           // of O: rescale
+  union {
+    int first_visible[MmaConfig::kRows];  // of a row's keys, where registers are scarce
+    float out_factor[MmaConfig::kRows];   // of the output, in the epilogue
+  };
+  int end_visible[MmaConfig::kRows == 16 ? 1 : MmaConfig::kRows];
   unsigned nonfinite[2];                                                    // a bit for each row that is recomputed
   WorkTile work;
   int head_tile, kv_head;

@@ -13,32 +13,43 @@ __device__ __forceinline__ bool mma_is_packed(const Tile& tile) {
   return ProblemConfig::kSparse || !ProblemConfig::kDense || tile.cached;
 }
 
-// A scale as the sum of two bf16 numbers, each in both halves of a word.
-struct MmaScale {
+// A factor of codes as the sum of two bf16 numbers, each in both halves of a word.
+struct MmaFactor {
   unsigned high, low;
-  __device__ __forceinline__ explicit MmaScale(float scale) {
-    const unsigned bits = __float_as_uint(scale) & 0xffff0000u;
+  __device__ __forceinline__ explicit MmaFactor(float factor) {
+    const unsigned bits = __float_as_uint(factor) & 0xffff0000u;
     const float first = __uint_as_float(bits);
     high = ptx::permute_bytes(bits, 0, 0x3232);
-    const float rest = scale == first ? 0.0f : scale - first;  // infinity has none
+    const float rest = factor == first ? 0.0f : factor - first;  // infinity has none
     low = ptx::pack_bf16(rest, rest);
   }
 };
 
-// 16 codes times their scale to bf16. The exponents and mantissas of codes are, as bits of bf16, 2^-120 of the numbers;
-// times 2^120 that is exact. A NaN among them makes all of them NaN, as it does with the scores of their key.
-__device__ __forceinline__ void mma_decode_16(const unsigned (&codes)[4], MmaScale scale, unsigned (&x)[8]) {
-  constexpr unsigned kUnit = 0x7b807b80u, kMinusZero = 0x80008000u;  // 2^120
-  unsigned sevens = 0;                                               // a carry out of seven ones
+// Exponents and mantissas of codes are, as bits of bf16, 2^-120 of the numbers; times kMmaUnit, 2^120, that is exact.
+// Scales below kMmaSmallScale are multiplied by it instead, once for all of their codes.
+constexpr unsigned kMmaUnit = 0x7b807b80u, kMmaMinusZero = 0x80008000u, kMmaNan = 0x7fff7fffu;
+constexpr float kMmaSmallScale = 128.0f;
+
+// Whether a NaN is among 16 codes. It makes all of them NaN, as it does with the scores of their key.
+__device__ __forceinline__ bool mma_has_nan(const unsigned (&codes)[4]) {
+  unsigned sevens = 0;  // a carry out of seven ones
 #pragma unroll
   for (int k = 0; k < 4; ++k) sevens |= (codes[k] & 0x7f7f7f7fu) + 0x01010101u;
-  if ((sevens & 0x80808080u) != 0) scale.high = 0x7fff7fffu;
+  return (sevens & 0x80808080u) != 0;
+}
+// Half `half` of 16 codes to bf16: times 2^120 first, where kUnit, then times high + low, rounded once, but for an
+// error of 2^-17. kExact: low is 0, and high a power of two.
+template <bool kUnit, bool kExact>
+__device__ __forceinline__ void mma_decode_8(const unsigned (&codes)[4], int half, unsigned high, unsigned low,
+                                             unsigned (&x)[4]) {
 #pragma unroll
-  for (int k = 0; k < 8; ++k) {
+  for (int k = 0; k < 4; ++k) {
     // Two codes to halves, with copies of their signs above.
-    const unsigned two = ptx::permute_bytes(codes[k / 2], 0, k % 2 == 0 ? 0x9180 : 0xb3a2) << 4 & 0x87f087f0u;
-    const unsigned number = ptx::multiply_add_bf16x2(two, kUnit, kMinusZero);
-    x[k] = ptx::multiply_add_bf16x2(number, scale.high, ptx::multiply_add_bf16x2(number, scale.low, kMinusZero));
+    const unsigned four = codes[2 * half + k / 2];
+    unsigned two = ptx::permute_bytes(four, 0, k % 2 == 0 ? 0x9180 : 0xb3a2) << 4 & 0x87f087f0u;
+    if (kUnit) two = ptx::multiply_add_bf16x2(two, kMmaUnit, kMmaMinusZero);
+    const unsigned rest = kExact ? kMmaMinusZero : ptx::multiply_add_bf16x2(two, low, kMmaMinusZero);
+    x[k] = ptx::multiply_add_bf16x2(two, high, rest);
   }
 }
 
@@ -50,13 +61,97 @@ __device__ __forceinline__ int mma_chunk_of(int part, int k) {
   return kParts == 4 ? 8 * part + k : 8 * (part / 2) + 2 * (part % 2) + k % 2 + k / 2 * 4;
 }
 
-// Part `part` of kParts of a row, by its own thread. New tokens' rows, of which there are few, are loaded here.
+// A thread's part of a row of 656 bytes: chunks of one group.
 template <int kParts>
-__device__ __forceinline__ void mma_decode(const WorkTileParams& p, MmaStorage& shared, int i, int stage, int to_tile,
-                                           int row, int part) {
+class MmaDecoder656 {
+ public:
+  static constexpr int kCount = 32 / kParts;  // chunks
+  // from: the row's codes; to: the tile.
+  __device__ __forceinline__ MmaDecoder656(unsigned from, unsigned to, int row, int part) {
+    const int first = mma_chunk_of<kParts>(part, 0);
+    from_ = from + 16 * first, to_ = to + MmaConfig::Layout::offset(row, 2 * first);
+    scale_ = ptx::load_shared(from + Packed::kNope + 4 * (part / (kParts / Packed::kGroups)));
+  }
+  // Whether a lane of the warp has a scale that is not small.
+  __device__ __forceinline__ bool has_large_scale() const {
+    return __any_sync(0xffffffffu, !(fabsf(scale_) < kMmaSmallScale));
+  }
+  __device__ __forceinline__ MmaFactor factor(bool large) const {
+    return MmaFactor(large ? scale_ : scale_ * __uint_as_float(kMmaUnit & 0xffff0000u));
+  }
+  __device__ __forceinline__ void load(int k, unsigned (&codes)[4]) const {
+    ptx::load_shared_four(from_ + 16 * mma_chunk_of<kParts>(0, k), codes);
+  }
+  template <bool kLarge>
+  __device__ __forceinline__ void store(int k, const unsigned (&codes)[4], MmaFactor by) const {
+    const unsigned high = mma_has_nan(codes) ? kMmaNan : by.high;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      unsigned x[4];
+      mma_decode_8<kLarge, false>(codes, half, high, by.low, x);
+      ptx::store_shared_four(to_ + 32 * mma_chunk_of<kParts>(0, k) + 16 * half, x);
+    }
+  }
+  // kAtATime: chunks that are in registers.
+  template <bool kLarge, int kAtATime>
+  __device__ __forceinline__ void run() const {
+    const MmaFactor by = factor(kLarge);
+#pragma unroll kAtATime == 1 ? 1 : kCount
+    for (int k = 0; k < kCount; k += kAtATime) {
+      unsigned codes[kAtATime][4];
+#pragma unroll
+      for (int j = 0; j < kAtATime; ++j) load(k + j, codes[j]);
+#pragma unroll
+      for (int j = 0; j < kAtATime; ++j) store<kLarge>(k + j, codes[j], by);
+    }
+  }
+
+ private:
+  unsigned from_, to_;
+  float scale_;
+};
+
+// Those of 584-byte rows, whose scales are powers of two.
+template <int kParts>
+__device__ __forceinline__ void mma_decode_584(unsigned from, unsigned to, int row, int part) {
   using Layout = MmaConfig::Layout;
-  const unsigned from = ptx::shared_address(shared.codes[stage * MmaConfig::kKeys + row]),
-                 to = ptx::shared_address(shared.tiles[to_tile]);
+  constexpr int kChunks = Packed::kNope / 16, kOfGroup = Packed::kGroup / 16;
+  constexpr int kAtATime = MmaConfig::kHasCopiers ? 2 : 1;
+#pragma unroll kAtATime
+  for (int k = 0; k < 32 / kParts; ++k) {
+    const int c = mma_chunk_of<kParts>(part, k);
+    if (c >= kChunks) break;
+    const float scale = common::e8m0_to_float(ptx::load_shared_u8(from + Packed::kRowBytes + c / kOfGroup));
+    unsigned codes[4];
+    ptx::load_shared_four(from + 16 * c, codes);
+    const unsigned high = mma_has_nan(codes) ? kMmaNan : ptx::permute_bytes(__float_as_uint(scale), 0, 0x3232);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      unsigned x[4];
+      mma_decode_8<true, true>(codes, half, high, 0, x);
+      ptx::store_shared_four(to + Layout::offset(row, 2 * c + half), x);
+    }
+  }
+}
+
+// The channels that are no codes.
+template <int kParts>
+__device__ __forceinline__ void mma_copy_rope(unsigned from, unsigned to, int row, int part) {
+  using Layout = MmaConfig::Layout;
+#pragma unroll
+  for (int c = part; c < (ProblemConfig::kHeadDimQk - Packed::kNope) / 8; c += kParts) {
+    unsigned x[4];
+    ptx::load_shared_four(from + Packed::kRope + 16 * c, x);
+    ptx::store_shared_four(to + Layout::offset(row, Packed::kNope / 8 + c), x);
+  }
+}
+
+// Part `part` of kParts of a row of tile i, by its own thread. from: the row's codes; to: a tile of bf16. New tokens'
+// rows, of which there are few, are loaded here.
+template <int kParts>
+__device__ __forceinline__ void mma_decode(const WorkTileParams& p, const MmaStorage& shared, int i, unsigned from,
+                                           unsigned to, int row, int part) {
+  using Layout = MmaConfig::Layout;
   const Tile tile = mma_tile_at(shared.work, i);
   if (!mma_is_packed(tile)) {
     const KvSource source(p, shared.work, shared.kv_head, tile);
@@ -71,30 +166,17 @@ __device__ __forceinline__ void mma_decode(const WorkTileParams& p, MmaStorage& 
     }
     return;
   }
-  constexpr int kChunks = Packed::kNope / 16, kOfGroup = Packed::kGroup / 16;
-  constexpr int kAtATime = MmaConfig::kHasCopiers ? 2 : 1;  // the others' registers are scarce
-#pragma unroll kAtATime
-  for (int k = 0; k < 32 / kParts; ++k) {
-    const int c = mma_chunk_of<kParts>(part, k);
-    if (kChunks < 32 && c >= kChunks) break;
-    float scale;
-    if constexpr (ProblemConfig::kProducer == kernels::kMlaDequant656) {
-      scale = ptx::load_shared(from + Packed::kNope + 4 * (c / kOfGroup));
+  if constexpr (ProblemConfig::kProducer == kernels::kMlaDequant656) {
+    const MmaDecoder656<kParts> decoder(from, to, row, part);
+    if (decoder.has_large_scale()) {
+      decoder.template run<true, 1>();
     } else {
-      scale = common::e8m0_to_float(ptx::load_shared_u8(from + Packed::kRowBytes + c / kOfGroup));
+      decoder.template run<false, MmaConfig::kHasCopiers ? 4 : 1>();  // the others' registers are scarce
     }
-    unsigned codes[4], x[8];
-    ptx::load_shared_four(from + 16 * c, codes);
-    mma_decode_16(codes, MmaScale(scale), x);
-    ptx::store_shared_four(to + Layout::offset(row, 2 * c), x);
-    ptx::store_shared_four(to + Layout::offset(row, 2 * c + 1), x + 4);
+  } else {
+    mma_decode_584<kParts>(from, to, row, part);
   }
-#pragma unroll
-  for (int c = part; c < (ProblemConfig::kHeadDimQk - Packed::kNope) / 8; c += kParts) {
-    unsigned x[4];
-    ptx::load_shared_four(from + Packed::kRope + 16 * c, x);
-    ptx::store_shared_four(to + Layout::offset(row, Packed::kNope / 8 + c), x);
-  }
+  mma_copy_rope<kParts>(from, to, row, part);
 }
 
 }  // namespace attune::mla

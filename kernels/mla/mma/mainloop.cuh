@@ -44,9 +44,14 @@ class MmaMainloop {
     first_ = end_ = 0;
     if (ProblemConfig::kSparse || !has_row()) return;
     const MmaRow r(p_, shared_, row());
-    if (!r.exists) return;
-    first_ = scheduler::first_visible(p_, r.position(t));
-    end_ = scheduler::end_visible(p_, t.num_keys, r.position(t));
+    if (r.exists) {
+      first_ = scheduler::first_visible(p_, r.position(t));
+      end_ = scheduler::end_visible(p_, t.num_keys, r.position(t));
+    }
+    if constexpr (kRangeInShared) {
+      if (lane_ % 4 == 0) shared_.first_visible[row()] = first_, shared_.end_visible[row()] = end_;
+      __syncwarp();
+    }
   }
 
   __device__ __forceinline__ int lane() const { return lane_; }
@@ -148,6 +153,8 @@ class MmaMainloop {
       }
     }
     float tile_max = -ptx::infinity();
+    const int first = kRangeInShared ? shared_.first_visible[row()] : first_,
+              behind = kRangeInShared ? shared_.end_visible[row()] : end_;
     const unsigned flags = ptx::shared_address(shared_.is_there[i % MmaConfig::kFlags]) + lane_ % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kKeyTiles; ++n) {
@@ -156,7 +163,7 @@ class MmaMainloop {
       for (int e = 0; e < 2; ++e) {
         const int key = start + 8 * n + lane_ % 4 * 2 + e;
         bool seen = (there >> (8 * e) & 1) != 0;
-        if (!ProblemConfig::kSparse) seen = seen && first_ <= key && key < end_;
+        if (!ProblemConfig::kSparse) seen = seen && first <= key && key < behind;
         if (!seen) s[n][e] = -ptx::infinity();
         tile_max = fmaxf(tile_max, s[n][e]);
       }
@@ -189,7 +196,10 @@ class MmaMainloop {
     }
   }
 
-  __device__ __forceinline__ void pv_gemm(unsigned tile) {
+  // between(step): what else the warp does, in kSteps steps.
+  static constexpr int kSteps = MmaConfig::kKeys / 16 * kChannelTiles / 2;
+  template <class Between>
+  __device__ __forceinline__ void pv_gemm(unsigned tile, Between between) {
     using Layout = MmaConfig::Layout;
     using LayoutP = MmaConfig::LayoutP;
     const unsigned v = common::down_then_on<Layout>(tile) + 2 * first_channel(),
@@ -205,6 +215,7 @@ class MmaMainloop {
         unsigned b[4];
         ptx::load_matrix_x4_transposed(b, Layout::chunks_on(Layout::rows_down(v, 16 * keys), c));
         const unsigned b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
+        between((keys * kChannelTiles + c) / 2);
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
           common::mma<ProblemConfig::kType>(o[m][c], a[m], b0);
@@ -257,6 +268,8 @@ class MmaMainloop {
   __device__ __forceinline__ int first_row() const { return group() * MmaConfig::kGroupRows; }
   __device__ __forceinline__ int slice() const { return warp_ % MmaConfig::kSlices; }
   __device__ __forceinline__ int key_part() const { return warp_of_group() / MmaConfig::kSlices; }
+
+  static constexpr bool kRangeInShared = MmaConfig::kRows > 16 && !ProblemConfig::kSparse;
 
   const WorkTileParams& p_;
   MmaStorage& shared_;

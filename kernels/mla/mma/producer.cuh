@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Key tiles in shared memory, by cp.async: warps beside those of the products copy rows, or these do, eight
-// neighbouring lanes a row. Each lane looks up one row of the warp's. Rows that are not there become zeros. Packed rows
-// wait as codes.
+// neighbouring lanes a row. Each lane looks up one row of the warp's, of this tile or one of the next. Rows that are
+// not there become zeros. Packed rows wait as codes.
 #pragma once
 
 #include "mla/mma/decode.cuh"
@@ -13,6 +13,9 @@ class MmaProducer {
  public:
   __device__ __forceinline__ MmaProducer(const WorkTileParams& p, MmaStorage& shared)
       : p_(p), shared_(shared), begin_(mma_uniform(shared.work.tile_begin)), end_(mma_uniform(shared.work.tile_end)) {}
+  // The tiles of the work tile.
+  __device__ __forceinline__ int begin() const { return begin_; }
+  __device__ __forceinline__ int end() const { return end_; }
 
   // The warps of the products take turns with this: the first tiles of a work tile, and, beside the products of tile i,
   // what makes the next one, or a later one, ready.
@@ -28,6 +31,33 @@ class MmaProducer {
     } else {
       issue(i + kAhead);
     }
+  }
+  // go_on(i) beside multiply(between), which calls between(step) in kSteps steps: a chunk of codes is loaded in one
+  // step and converted in a later one.
+  template <int kSteps, class Multiply>
+  __device__ __forceinline__ void go_on_beside(int i, Multiply multiply) {
+    if (i + 1 >= end_) return multiply([](int) {});
+    ptx::wait_copies<kAhead - 1>();
+    __syncwarp();
+    const unsigned thread = mma_thread();
+    using Decoder = MmaDecoder656<kParts>;
+    const Decoder decoder(codes_of(thread), tile_at(i + 1), row_of(thread), part_of(thread));
+    if (!mma_is_packed(mma_tile_at(shared_.work, i + 1)) || decoder.has_large_scale()) {
+      mma_decode<kParts>(p_, shared_, i + 1, codes_of(thread), tile_at(i + 1), row_of(thread), part_of(thread));
+      multiply([](int) {});
+    } else {
+      constexpr int kOfChunk = kSteps / Decoder::kCount;
+      static_assert(kOfChunk >= 2 && kSteps % Decoder::kCount == 0, "all chunks have as many steps");
+      const MmaFactor by = decoder.factor(false);
+      unsigned codes[4];
+      multiply([&](int step) {
+        if (step % kOfChunk == 0) decoder.load(step / kOfChunk, codes);
+        if (step % kOfChunk == kOfChunk - 1) decoder.template store<false>(step / kOfChunk, codes, by);
+      });
+      const unsigned again = mma_thread();
+      mma_copy_rope<kParts>(codes_of(again), tile_at(i + 1), row_of(again), part_of(again));
+    }
+    finish(i + 1);
   }
   // Tile i is there, but for the other warps' part.
   __device__ __forceinline__ static void wait() {
@@ -60,6 +90,10 @@ class MmaProducer {
   static constexpr int kAhead = ProblemConfig::kDequant ? MmaConfig::kStages : MmaConfig::kStages - 1;
   static constexpr int kRowsOfWarp = 32 * MmaConfig::kKeys / MmaConfig::kCopyThreads;
   static_assert(kRowsOfWarp % 4 == 0 && kRowsOfWarp <= 32, "a copy is of four rows");
+  static constexpr int kParts = 32 / kRowsOfWarp;  // of a row, a lane each
+  // Tiles whose rows a warp looks up at a time, and whether it keeps their addresses, or what its table says of them.
+  static constexpr int kLookUp = 32 / kRowsOfWarp;
+  static constexpr bool kKeepsAddresses = MmaConfig::kHasCopiers;
   // The first of a warp's rows.
   __device__ __forceinline__ static int first_row(unsigned thread) {
     return static_cast<int>((thread - (MmaConfig::kThreads - MmaConfig::kCopyThreads)) / 32 * kRowsOfWarp);
@@ -69,64 +103,95 @@ class MmaProducer {
   __device__ __forceinline__ static int row_of(unsigned thread) {
     return first_row(thread) + static_cast<int>(thread % kRowsOfWarp);
   }
+  __device__ __forceinline__ static int part_of(unsigned thread) {
+    return static_cast<int>(thread % 32 / kRowsOfWarp);
+  }
+  // The row's codes of the tile that is decoded next, and the tile of bf16 that they go to.
+  __device__ __forceinline__ unsigned codes_of(unsigned thread) const {
+    return ptx::shared_address(shared_.codes[stage_ * MmaConfig::kKeys + row_of(thread)]);
+  }
+  __device__ __forceinline__ unsigned tile_at(int i) const {
+    return ptx::shared_address(shared_.tiles[static_cast<unsigned>(i - begin_) % MmaConfig::kTiles]);
+  }
+  // The tile, of those from tile i on, whose row a lane looks up.
+  __device__ __forceinline__ static int tile_of(unsigned thread, int i) {
+    return i + static_cast<int>(thread % 32 / kRowsOfWarp);
+  }
 
-  // Asks where the lane's row of a tile lies, for the next issue().
+  // Asks where the lane's row lies, for the issue() of tile i.
   __device__ __forceinline__ void find(int i) {
-    if (i >= end_) return;
     const unsigned thread = mma_thread();
+    i = tile_of(thread, i);
+    index_ = -1;
+    if (i >= end_) return;
     const Tile tile = mma_tile_at(shared_.work, i);
     index_ = KvSource(p_, shared_.work, shared_.kv_head, tile).load_index(tile.start + row_of(thread));
   }
-  // Begins the copies of a tile, as a group that is empty behind the last one, and asks for the rows of the next.
+  // The lane's row for the issue() of tile i; asks for those behind the ones that have been looked up.
+  __device__ __forceinline__ void locate(int i, int slot) {
+    if (kKeepsAddresses && slot != 0) return;
+    const unsigned thread = mma_thread();
+    const Tile tile = mma_tile_at(shared_.work, kKeepsAddresses ? tile_of(thread, i) : i);
+    const KvSource source(p_, shared_.work, shared_.kv_head, tile);
+    const int key = tile.start + row_of(thread), lane = slot * kRowsOfWarp + static_cast<int>(thread % kRowsOfWarp),
+              index = kKeepsAddresses ? index_ : __shfl_sync(0xffffffffu, index_, lane);
+    from_ = source.locate(key, index);
+    if (ProblemConfig::kProducer == kernels::kMlaDequant584) scales_ = source.scales_of(key, index);
+    if (kKeepsAddresses || slot == kLookUp - 1) find(kKeepsAddresses ? i + kLookUp : i + 1);
+  }
+  // Begins the copies of a tile, as a group that is empty behind the last one.
   __device__ __forceinline__ void issue(int i) {
     if (i < end_) {
-      const Tile tile = mma_tile_at(shared_.work, i);
-      const KvSource source(p_, shared_.work, shared_.kv_head, tile);
+      const int slot = (i - begin_) % kLookUp;
+      locate(i, slot);
       const unsigned thread = mma_thread();
-      const int row = row_of(thread), key = tile.start + row;
-      const char* const from = source.locate(key, index_);
-      if (thread % 32 < kRowsOfWarp) shared_.is_there[i % MmaConfig::kFlags][row] = from != nullptr ? 1 : 0;
+      const bool has_row = static_cast<int>(thread % 32 / kRowsOfWarp) == (kKeepsAddresses ? slot : 0);
+      const int row = row_of(thread);
+      if (has_row) shared_.is_there[i % MmaConfig::kFlags][row] = from_ != nullptr ? 1 : 0;
       if constexpr (!ProblemConfig::kDequant) {
-        copy_rows<ProblemConfig::kHeadDimQk / 8, MmaConfig::Layout>(ptx::shared_address(shared_.tiles[stage_]), from,
+        copy_rows<ProblemConfig::kHeadDimQk / 8, MmaConfig::Layout>(ptx::shared_address(shared_.tiles[stage_]), slot,
                                                                     thread);
-      } else if (mma_is_packed(tile)) {
+      } else if (mma_is_packed(mma_tile_at(shared_.work, i))) {
         const unsigned to = ptx::shared_address(shared_.codes[stage_ * MmaConfig::kKeys]);
-        copy_rows<Packed::kRowBytes / 16, PackedLayout>(to, from, thread);
-        if (ProblemConfig::kProducer == kernels::kMlaDequant584 && thread % 32 < kRowsOfWarp)
+        copy_rows<Packed::kRowBytes / 16, PackedLayout>(to, slot, thread);
+        if (ProblemConfig::kProducer == kernels::kMlaDequant584 && has_row)
           ptx::copy_async<8>(to + row * MmaConfig::kPackedPitch + Packed::kRowBytes,
-                             from != nullptr ? from + source.scales_of(key, index_) : p_.q, from != nullptr ? 8 : 0);
+                             from_ != nullptr ? from_ + scales_ : p_.q, from_ != nullptr ? 8 : 0);
       }
     }
     ptx::commit_copies();
     stage_ = mma_next(stage_, MmaConfig::kStages);
-    find(i + 1);
   }
   // From the warp's codes of a tile to bf16; then the copies of the tile that takes their place.
   __device__ __forceinline__ void decode(int i) {
     ptx::wait_copies<kAhead - 1>();
     __syncwarp();
     const unsigned thread = mma_thread();
-    mma_decode<32 / kRowsOfWarp>(p_, shared_, i, stage_, tile_, row_of(thread),
-                                 static_cast<int>(thread % 32 / kRowsOfWarp));
-    __syncwarp();  // all lanes have read them
-    issue(i + kAhead);
-    tile_ = mma_next(tile_, MmaConfig::kTiles);
+    mma_decode<kParts>(p_, shared_, i, codes_of(thread), tile_at(i), row_of(thread), part_of(thread));
+    finish(i);
   }
-  // The warp's rows. from: of the lane's.
+  __device__ __forceinline__ void finish(int i) {
+    __syncwarp();  // all lanes have read the codes
+    issue(i + kAhead);
+  }
+  // The warp's rows of a tile, where lanes looked them up for this slot. No row is longer than one of q, in whose place
+  // nothing is read.
   template <int kChunks, class Layout>
-  __device__ __forceinline__ void copy_rows(unsigned to, const char* from, unsigned thread) const {
+  __device__ __forceinline__ void copy_rows(unsigned to, int slot, unsigned thread) const {
     constexpr int kLanes = 8;  // of a row
-    const auto address = reinterpret_cast<unsigned long long>(from);
-#pragma unroll 2
+    const auto address = reinterpret_cast<unsigned long long>(from_);
+#pragma unroll
     for (int r = 0; r < kRowsOfWarp; r += 32 / kLanes) {
       const int row = r + static_cast<int>(thread % 32 / kLanes), first = static_cast<int>(thread % kLanes);
-      const auto at = reinterpret_cast<const char*>(__shfl_sync(0xffffffffu, address, row));
-      const char* const chunks = at != nullptr ? at + 16 * first : p_.q;
-      const int step = at != nullptr ? 16 : 0;
+      const int from_lane = (kKeepsAddresses ? slot * kRowsOfWarp : 0) + row;
+      const auto at = reinterpret_cast<const char*>(__shfl_sync(0xffffffffu, address, from_lane));
+      const char* const chunks = (at != nullptr ? at : p_.q) + 16 * first;
+      const int bytes = at != nullptr ? 16 : 0;
+      const unsigned lane_to = to + Layout::offset(first_row(thread) + row, first);
 #pragma unroll
       for (int i = 0; i < kChunks; i += kLanes) {
         if (kChunks % kLanes == 0 || i + first < kChunks)
-          ptx::copy_async<16>(to + Layout::offset(first_row(thread) + row, i + first), chunks + i * step, step);
+          ptx::copy_async<16>(Layout::chunks_on(lane_to, i), chunks + 16 * i, bytes);
       }
     }
   }
@@ -134,12 +199,15 @@ class MmaProducer {
     __device__ __forceinline__ static int offset(int row, int chunk) {
       return row * MmaConfig::kPackedPitch + 16 * chunk;
     }
+    __device__ __forceinline__ static unsigned chunks_on(unsigned at, int step) { return at + 16 * step; }
   };
 
   const WorkTileParams& p_;
   MmaStorage& shared_;
   const int begin_, end_;
-  int index_ = -1, stage_ = 0, tile_ = 0;  // the next row, where it goes, and the tile that is decoded next
+  int index_ = -1, stage_ = 0;             // of the row after; where the next one goes
+  const char* from_ = nullptr;             // the row that the lane has looked up
+  int scales_ = 0;                         // where its scales are, if they are not in it
 };
 
 }  // namespace attune::mla

@@ -9,34 +9,39 @@ namespace attune::kernels {
 
 constexpr int kMlaMmaMathThreads = 256, kMlaMmaSlices = 4;  // threads of the products; slices of Q's and K's channels
 
+// Bytes from row to row of packed rows in shared memory; 0: rows are not packed.
+ATTUNE_SHARED_FUNCTION int mla_mma_packed_pitch(int producer) {
+  return producer == kMlaDequant656 ? 656 : producer == kMlaDequant584 ? 592 : 0;
+}
 // With 64 rows those that multiply copy keys as well, because their registers leave room for no others.
 ATTUNE_SHARED_FUNCTION bool mla_mma_has_copiers(int rows) { return rows < 64; }
-ATTUNE_SHARED_FUNCTION int mla_mma_threads(int rows) {
-  return mla_mma_has_copiers(rows) ? kMlaMmaMathThreads + 128 : kMlaMmaMathThreads;
+// Rows of 656 bytes are decoded by eight warps where 128 registers a thread are enough and each has four keys.
+ATTUNE_SHARED_FUNCTION int mla_mma_threads(int producer, int rows, int keys) {
+  if (!mla_mma_has_copiers(rows)) return kMlaMmaMathThreads;
+  return kMlaMmaMathThreads + (producer == kMlaDequant656 && rows == 16 && keys == 32 ? 256 : 128);
 }
 // Blocks of 16 channels of a slice whose queries stay in registers; the others are in shared memory.
 ATTUNE_SHARED_FUNCTION int mla_mma_held_blocks(int head_dim, int rows) {
   const int blocks = head_dim / 16 / kMlaMmaSlices;
   return rows == 64 ? 5 : rows == 32 ? 4 : blocks;
 }
-// Bytes from row to row of head_dim 16-bit numbers in shared memory (common/row_layout.cuh), and of packed rows.
+// Bytes from row to row of head_dim 16-bit numbers in shared memory (common/row_layout.cuh).
 ATTUNE_SHARED_FUNCTION int mla_mma_pitch(int head_dim) {
   const int chunks = head_dim / 8;
   return ((chunks & (chunks - 1)) == 0 ? chunks : chunks | 1) * 16;
-}
-ATTUNE_SHARED_FUNCTION int mla_mma_packed_pitch(int producer) {
-  return producer == kMlaDequant656 ? 656 : producer == kMlaDequant584 ? 592 : 0;
 }
 // Tiles of 16-bit keys. Packed rows are decoded into two of them by turns.
 ATTUNE_SHARED_FUNCTION int mla_mma_tiles(int producer, int stages) {
   return mla_mma_packed_pitch(producer) > 0 ? 2 : stages;
 }
 ATTUNE_SHARED_FUNCTION int mla_mma_fewest_stages(int producer) { return mla_mma_packed_pitch(producer) > 0 ? 1 : 2; }
-// Queries, key tiles, the codes of all stages, the sums of four slices, P, and 1 KiB: the work tile, row stats.
+// Queries, key tiles, the codes of all stages, the sums of four slices, P, and 1 KiB or more: the work tile, row
+// stats.
 ATTUNE_SHARED_FUNCTION int mla_mma_shared_bytes(int producer, int head_dim, int rows, int keys, int stages) {
   const int in_shared = head_dim - 16 * kMlaMmaSlices * mla_mma_held_blocks(head_dim, rows);
   return rows * mla_mma_pitch(in_shared) + mla_mma_tiles(producer, stages) * keys * mla_mma_pitch(head_dim) +
-         stages * keys * mla_mma_packed_pitch(producer) + rows * keys * (4 * kMlaMmaSlices + 2) + 1024;
+         stages * keys * mla_mma_packed_pitch(producer) + rows * keys * (4 * kMlaMmaSlices + 2) +
+         (mla_mma_has_copiers(rows) ? 1024 : 1280);
 }
 
 }  // namespace attune::kernels

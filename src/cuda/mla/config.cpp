@@ -104,7 +104,7 @@ kernels::MlaProducer choose_producer(const Problem& p) {
 }
 
 unsigned Config::threads() const {
-  return static_cast<unsigned>(mma       ? kernels::mla_mma_threads(rows)
+  return static_cast<unsigned>(mma       ? kernels::mla_mma_threads(producer, rows, keys)
                                : m16     ? kernels::kMlaM16Threads
                                : swap_ab ? kernels::kMlaSwapAbThreads
                                          : kernels::mla_threads(producer, cluster));
