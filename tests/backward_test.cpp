@@ -370,7 +370,8 @@ TEST(BackwardErrors, KernelsAreForcedByOperation) {
 }
 
 TEST(BackwardErrors, WhatCudaLacks) {
-  BackwardProblem problem(make_case(R"({"name": "x", "heads": [2, 1], "seqlens_q": [3], "backward": {}})"));
+  BackwardProblem problem(
+      make_case(R"({"name": "x", "heads": [2, 1], "seqlens_q": [3], "head_dim": [288, 64], "backward": {}})"));
   const BackwardCall call = problem.device();
   const attune::BackwardProblem p = make_backward(call.op, call.attention, Data::kOptional);
   try {
@@ -380,7 +381,7 @@ TEST(BackwardErrors, WhatCudaLacks) {
     EXPECT_EQ(e.status(), ATTUNE_UNSUPPORTED);
     EXPECT_STREQ(
         e.what(),
-        "no kernel covers this; the nearest is cuda_backward, which lacks query dtype: float32; KV format: float32");
+        "no kernel covers this; the nearest is cuda_backward_fp32, which lacks head_dim_qk: 288 (at most 256)");
   }
 }
 

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradients of attention over dense keys by mma.sync: of fp32, and of 16 bits on GPUs without wgmma. A launch
-// computes dq by blocks of queries, which walk over tiles of keys; or dk and dv, or one of them, by blocks of keys, which
-// walk over tiles of queries, of all query heads of their KV head. No sum crosses a block, and each has one order: the
-// bits are the same in every run, whatever the batch is.
+// The gradients of attention over dense keys by mma.sync: of fp32, and of 16 bits where gradients.cu does not run. A
+// launch computes dq by blocks of queries, which walk over tiles of keys; or dk and dv, or one of them, by blocks of
+// keys, which walk over tiles of queries, of all query heads of their KV head. No sum crosses a block, and each has one
+// order: the bits are the same in every run, whatever the batch is.
 //
 //   S = own x * tile x^T    dP = own y * tile y^T    P = 2^(S scale - lse2)    dS = P (dP - delta)
 //   dx += dS * tile x       dv += P * tile y (own rows are keys)
 //
-// A warp has 16 own rows and all rows of a tile: S and dP, then P and dS stay in its registers, in the layout that the
-// next product takes for its left operand. Warps meet twice a tile:
+// A warp has 16 own rows and all rows of a tile, or half of them at a time. S and dP, then P and dS stay in its
+// registers, in the layout that the next product takes for its left operand. Warps meet twice a tile:
 //
 //   copy tile | all has come | S | dP | P, dS | dv | dx | all have read | copy next tile
 //
 // Blocks are small, so that another one of the multiprocessor computes while one waits for its copies.
 //
-// A NaN or infinity of the sequence that a row does not see can reach its gradient as 0 * NaN: recompute.cu looks at all
-// rows.
+// A NaN or infinity of the sequence that a row does not see can reach its gradient as 0 * NaN: recompute.cu looks at
+// all rows.
 #include "backward/mma/rows.cuh"
 #include "backward/mma/softmax.cuh"
 #include "ptx/grid.cuh"

@@ -18,7 +18,8 @@ struct Config {
   static constexpr int kLinesQk = kernels::mma_lines(kHeadDimQk), kLinesV = kernels::mma_lines(kHeadDimV);
   static constexpr int kWarps = ATTUNE_WARPS, kThreads = 32 * kWarps, kRows = 16 * kWarps, kTile = ATTUNE_TILE;
   // Rows of a tile that are taken at a time: S, dP and their sums have no more registers beside dk and dv.
-  static constexpr int kStep = kTile > 16 && kGradients == kernels::kGradientDkDv && kLinesQk + kLinesV > 4 ? 16 : kTile;
+  static constexpr bool kHalves = kTile > 16 && kGradients == kernels::kGradientDkDv && kLinesQk + kLinesV > 4;
+  static constexpr int kStep = kHalves ? kTile / 2 : kTile;
   static constexpr int kEights = kStep / 8;
   static constexpr int kBlocksOfTile = kBackwardRows / kRows;  // of a tile of the lists
   static constexpr bool kIsFp32 = kType == common::kFloat32;   // else TF32 holds the inputs as they are

@@ -30,19 +30,19 @@ template <int kCount>
 __device__ __forceinline__ void split(const unsigned (&x)[kCount], Fragment<kCount>& to) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    to.high[i] = x[i] + 0x1000u & 0xffffe000u;  // to nearest
+    to.high[i] = x[i] + 0x1000u & 0xffffe000u;  // to nearest; of a NaN low is NaN, whatever high is
     to.low[i] = __float_as_uint(__uint_as_float(x[i]) - __uint_as_float(to.high[i]));
   }
 }
-// Numbers of 16 bits need no second part, and P and dS get none beside them: rounded to TF32, they have three bits more
-// than fp16.
+// Numbers of 16 bits need no second part, and P and dS get none beside them: rounded to TF32, they have fp16's bits
+// and fp32's range.
 template <bool kRounds, int kCount>
 __device__ __forceinline__ void take(const unsigned (&x)[kCount], Fragment<kCount>& to) {
   if constexpr (Config::kIsFp32) {
     split(x, to);
   } else {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) to.high[i] = kRounds ? x[i] + 0x1000u & 0xffffe000u : x[i];
+    for (int i = 0; i < kCount; ++i) to.high[i] = kRounds ? ptx::round_to_tf32(__uint_as_float(x[i])) : x[i];
   }
 }
 

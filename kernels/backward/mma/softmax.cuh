@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// P and dS of the pairs that a thread has of a step: of own rows g and g + 8 of its warp, and columns of Scores. 0 where
-// query and key do not see each other, by selection: what is masked may be NaN.
+// P and dS of the pairs that a thread has of a step: of own rows g and g + 8 of its warp, and columns of Scores. 0
+// where query and key do not see each other, by selection: what is masked may be NaN.
 #pragma once
 
 #include "backward/mma/products.cuh"

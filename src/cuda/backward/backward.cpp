@@ -112,9 +112,9 @@ Coverage coverage_of_16_bits() {
 }  // namespace
 
 const Kernel& backward_kernel() {
-  static const Kernel kernel{"cuda_backward",       kAttentionBackward, ATTUNE_DEVICE_CUDA, kWarpgroups,
-                             coverage_of_16_bits(), nullptr,            nullptr,            nullptr,
-                             make_plan,             backward::refusal};
+  static const Kernel kernel{
+      "cuda_backward", kAttentionBackward, ATTUNE_DEVICE_CUDA, kWarpgroups, coverage_of_16_bits(), nullptr, nullptr,
+      nullptr,         make_plan,          backward::refusal};
   return kernel;
 }
 
@@ -133,9 +133,16 @@ const Kernel& backward_fp32_kernel() {
 }
 
 const Kernel& backward_mma_kernel() {
-  static const Kernel kernel{"cuda_backward_mma",   kAttentionBackward, ATTUNE_DEVICE_CUDA, 0,
-                             coverage_of_16_bits(), nullptr,            nullptr,            nullptr,
-                             make_mma_plan,         backward::mma_refusal};
+  static const Kernel kernel{"cuda_backward_mma",
+                             kAttentionBackward,
+                             ATTUNE_DEVICE_CUDA,
+                             0,
+                             coverage_of_16_bits(),
+                             nullptr,
+                             nullptr,
+                             nullptr,
+                             make_mma_plan,
+                             backward::mma_refusal};
   return kernel;
 }
 

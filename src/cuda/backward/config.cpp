@@ -80,8 +80,8 @@ Config::MmaShape Config::mma_shape(int of) const {
     const int64_t bytes = kernels::mma_backward_shared_bytes(head_dim_qk, head_dim_v, of, shape.rows(), shape.tile,
                                                              static_cast<int>(row_stats_bytes()));
     if (bytes > limits.shared_bytes_per_block) continue;
-    const int blocks = static_cast<int>(std::min<int64_t>(limits.shared_bytes_per_sm / (bytes + kReservedSharedBytes),
-                                                          kMostWarps / shape.warps));
+    const int blocks = static_cast<int>(
+        std::min<int64_t>(limits.shared_bytes_per_sm / (bytes + kReservedSharedBytes), kMostWarps / shape.warps));
     if (blocks * shape.warps > best.blocks_per_sm * best.warps) best = {shape.warps, shape.tile, blocks};
   }
   return best;
@@ -158,8 +158,8 @@ std::vector<Launch> launches(const Config& c) {
   };
   const auto add_mma = [&](int of) {
     const Config::MmaShape shape = c.mma_shape(of);
-    list.push_back({c.mma_kernel(of),
-                    c.blocks(of != kernels::kGradientDq) * (kernels::kBackwardRows / shape.rows()), 32 * shape.warps});
+    list.push_back({c.mma_kernel(of), c.blocks(of != kernels::kGradientDq) * (kernels::kBackwardRows / shape.rows()),
+                    32 * shape.warps});
   };
   const bool with_dq = (c.gradients & kernels::kGradientDq) != 0;
   if (c.way == Way::kMma) {

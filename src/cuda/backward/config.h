@@ -22,8 +22,6 @@ struct DeviceLimits {
 };
 
 struct Config {
-  Way way = Way::kWgmma;
-  DeviceLimits limits;
   int head_dim_qk = 0, head_dim_v = 0;
   int32_t dtype = 0;
   int64_t heads_q = 0, heads_kv = 0;
@@ -35,6 +33,8 @@ struct Config {
   kernels::T5Table t5{};
   bool with_sinks = false, with_dsinks = false, with_dlse = false;
   int64_t sink_tiles = 0;  // sums of dsinks of a head
+  Way way = Way::kWgmma;
+  DeviceLimits limits;
 
   static constexpr int kThreads = 384, kScheduleThreads = 1024, kRowThreads = 256;
   const char* name() const;
