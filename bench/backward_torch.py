@@ -3,8 +3,8 @@
 """Times the backward of attention by attune and by PyTorch's scaled_dot_product_attention, in turns, on one device.
 
 Needs the attune package and PyTorch. The cases are those that `attune bench` times: tests/cases/bench_backward.json on a GPU, the
-backward's rows of tests/cases/bench.json on the CPU. On a GPU PyTorch runs with cuDNN and with flash attention, on the CPU with
-whatever it chooses; ragged cases are attune's alone. Both are asked through torch.autograd.grad, forward not counted. (T|G)FLOP/s
+backward's rows of tests/cases/bench.json on the CPU. On a GPU PyTorch runs with cuDNN and with flash attention, which take 16
+bits alone, of fp32 with its memory-efficient kernel and by products ("math"); on the CPU with whatever it chooses; ragged cases are attune's alone. Both are asked through torch.autograd.grad, forward not counted. (T|G)FLOP/s
 count five products, 2 (3 head_dim_qk + 2 head_dim_v) operations for every visible pair of a query head and a key. Errors are
 |x - exact| / |exact| of the first sequence and KV head against float64: the largest of dq, dk and dv. "bits": whether --repeats
 further runs gave the same.
@@ -27,7 +27,9 @@ from timing import seconds_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 CASES = pathlib.Path(__file__).resolve().parent.parent / "tests/cases"
-BACKENDS = {"cuda": {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}, "cpu": {"torch": None}}
+BACKENDS = {"cuda": {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,
+                     "mem": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}, "cpu": {"torch": None}}
+OF_FP32 = {"mem", "math"}
 SECONDS = {"cuda": 0.04, "cpu": 0.5}  # of one measurement, about
 
 
@@ -54,6 +56,7 @@ class Case:
         if row.get("seqlens_kv", lengths) != lengths or set(row) & {"window", "softcap", "sinks", "alibi", "bias", "t5_buckets"}:
             sys.exit(f"{row['name']}: PyTorch has no such case")
         self.name, self.causal, self.fixed = row["name"], row.get("causal", False), row.get("queries") == "fixed"
+        self.is_fp32 = row["dtype"] == "f32"
         self.heads, self.head_dim = row["heads"], row["head_dim"]
         pairs = sum(n * (n + 1) // 2 if self.causal else n * n for n in self.lengths)
         self.flops = 2.0 * pairs * self.heads[0] * (3 * self.head_dim[0] + 2 * self.head_dim[1])
@@ -112,6 +115,8 @@ class Case:
 def measure(case, options):
     calls = {"attune": case.by_attune()}
     for name, backend in {} if options.no_torch else BACKENDS[options.device].items():
+        if backend is not None and (name in OF_FP32) != case.is_fp32:
+            continue
         try:
             call = case.by_torch(backend)
             call()

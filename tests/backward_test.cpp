@@ -7,6 +7,7 @@
 #include "cases/backward_problem.h"
 #include "core/backward.h"
 #include "cpu/kernels.h"
+#include "cuda/architecture.h"
 #include "dispatch/registry.h"
 #include "support.h"
 
@@ -370,7 +371,8 @@ TEST(BackwardErrors, KernelsAreForcedByOperation) {
 }
 
 TEST(BackwardErrors, WhatCudaLacks) {
-  BackwardProblem problem(make_case(R"({"name": "x", "heads": [2, 1], "seqlens_q": [3], "backward": {}})"));
+  BackwardProblem problem(
+      make_case(R"({"name": "x", "heads": [2, 1], "seqlens_q": [3], "head_dim": [288, 64], "backward": {}})"));
   const BackwardCall call = problem.device();
   const attune::BackwardProblem p = make_backward(call.op, call.attention, Data::kOptional);
   try {
@@ -380,8 +382,38 @@ TEST(BackwardErrors, WhatCudaLacks) {
     EXPECT_EQ(e.status(), ATTUNE_UNSUPPORTED);
     EXPECT_STREQ(
         e.what(),
-        "no kernel covers this; the nearest is cuda_backward, which lacks query dtype: float32; KV format: float32");
+        "no kernel covers this; the nearest is cuda_backward_fp32, which lacks head_dim_qk: 288 (at most 256)");
   }
+}
+
+// GPUs with wgmma have a kernel of their own for 16 bits, which leaves rows that it cannot copy.
+TEST(BackwardChoice, FollowsTheGpuAndTheRows) {
+  const auto choose = [](const char* members, int capability) -> std::string {
+    const cases::Row row(R"("name": "x", "heads": [2, 1], "head_dim": [64, 64], "seqlens_q": [3], "backward": {})");
+    BackwardProblem problem(make_case(row.with(members)));
+    const BackwardCall call = problem.device();
+    const attune::BackwardProblem p = make_backward(call.op, call.attention, Data::kOptional);
+    try {
+      return choose_kernel(p.forward, traits_of(p, call.attention), ATTUNE_DEVICE_CUDA, kAttentionBackward,
+                           cuda::own_target(capability), &p)
+          .name;
+    } catch (const Failure& e) {
+      return e.what();
+    }
+  };
+  EXPECT_EQ(choose(R"("dtype": "bf16")", 90), "cuda_backward");
+  EXPECT_EQ(choose(R"("dtype": "bf16", "strides": "odd")", 90), "cuda_backward_mma");
+  for (const int capability : {80, 86, 100, 120}) {
+    EXPECT_EQ(choose(R"("dtype": "f16")", capability), "cuda_backward_mma");
+    EXPECT_EQ(choose(R"("dtype": "f32", "strides": "odd")", capability), "cuda_backward_fp32");
+  }
+  EXPECT_EQ(choose(R"("dtype": "f32")", 90), "cuda_backward_fp32");
+  EXPECT_EQ(choose(R"("dtype": "f32", "bias": 1)", 90),
+            "no kernel covers this; the nearest is cuda_backward_fp32, which does not take dbias, though it takes the "
+            "bias without");
+  EXPECT_EQ(choose(R"("dtype": "bf16", "t5_buckets": 16)", 90),
+            "no kernel covers this; the nearest is cuda_backward, which does not take dt5_bias, though it takes the "
+            "bias without");
 }
 
 }  // namespace

@@ -112,11 +112,11 @@ TEST_F(CudaBackward, RefusesWhatItCannotDo) {
       why(R"("t5_buckets": 16)"),
       "no kernel covers this; the nearest is cuda_backward, which does not take dt5_bias, though it takes the bias "
       "without");
-  EXPECT_EQ(why(R"("dtype": "f32")"),
-            "no kernel covers this; the nearest is cuda_backward, which lacks query dtype: float32; KV format: float32");
-  EXPECT_EQ(why(R"("strides": "odd")"),
-            "no kernel covers this; the nearest is cuda_backward, which does not take rows of q that do not lie at "
-            "multiples of 16 bytes, or whose channels are apart");
+  EXPECT_EQ(why(R"("dtype": "f32")"), "");
+  EXPECT_EQ(why(R"("strides": "odd")"), "");  // cuda_backward_mma's
+  EXPECT_EQ(why(R"("dtype": "f32", "bias": 1)"),
+            "no kernel covers this; the nearest is cuda_backward_fp32, which does not take dbias, though it takes the "
+            "bias without");
 }
 
 }  // namespace

@@ -14,6 +14,19 @@ namespace attune::tests {
 
 class EmulatedBackward : public Emulated {
  protected:
+  // The kernel by mma.sync, in place of that by wgmma; whose limits.
+  static inline bool by_mma = false;
+  static inline cuda::backward::DeviceLimits limits;
+
+  void TearDown() override { by_mma = false, limits = {}; }
+  static cuda::backward::Config configure(const attune::BackwardProblem& p) {
+    return by_mma ? cuda::backward::choose_mma_config(p, limits) : cuda::backward::choose_config(p);
+  }
+  static const Kernel& kernel_of(const attune::BackwardProblem& p) {
+    if (!by_mma) return cuda::backward_kernel();
+    return p.forward.q.dtype == ATTUNE_FLOAT32 ? cuda::backward_fp32_kernel() : cuda::backward_mma_kernel();
+  }
+
   template <class... Args>
   static void launch(const cuda::backward::Launch& what, const Args&... args) {
     if (what.blocks == 0) return;
@@ -40,7 +53,7 @@ class EmulatedBackward : public Emulated {
   static std::string run_emulated(cases::BackwardCall call, const cuda::backward::Config* plan = nullptr,
                                   int poison = 0x45) {
     const attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kRequired);
-    const cuda::backward::Config c = plan != nullptr ? *plan : cuda::backward::choose_config(p);
+    const cuda::backward::Config c = plan != nullptr ? *plan : configure(p);
     // Numbers, not NaN: rows with a NaN are computed again, which would hide that one was read.
     cases::Workspace workspace(cases::host_memory(), c.workspace_bytes());
     std::memset(workspace.buffer.device(), poison, c.workspace_bytes());
@@ -57,8 +70,8 @@ class EmulatedBackward : public Emulated {
     cases::BackwardProblem problem(spec);
     cases::BackwardCall call = problem.device();
     const attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kOptional);
-    return cuda::backward_kernel().coverage.difference(traits_of(p, call.attention)).empty() &&
-           cuda::backward::refusal(p).empty();
+    const Kernel& kernel = kernel_of(p);
+    return kernel.coverage.difference(traits_of(p, call.attention)).empty() && kernel.backward_refusal(p).empty();
   }
 
   // What is wrong with a case, or kNotCovered.

@@ -114,7 +114,7 @@ def run(command, limit, environment=None):
 
 # Tests of the emulator, by folder of kernels/ and src/cuda/: those that know most of it first.
 EMULATED = {
-    "backward": ["EmulatedBackward", "EmulatedBackwardPasses"],
+    "backward": ["EmulatedBackward", "EmulatedBackwardPasses", "EmulatedBackwardMma"],
     "decode": ["EmulatedDecode", "EmulatedMixed"], "mixed": ["EmulatedMixed"], "indexer": ["EmulatedIndexer"],
     "mla": ["EmulatedMla", "EmulatedMlaSchedule"], "rows": ["EmulatedRows"], "ops": ["EmulatedRows"],
     "prefill": ["EmulatedPrefill", "EmulatedPrefillBatches", "EmulatedMixed"],
@@ -133,6 +133,8 @@ def kernel_of(file):
     if re.match(r"src/cpu/(backward|gradient|kernels_gradient)", file):
         return "cpu_backward"
     folder = file.split("/")[1]
+    if folder == "backward" and "mma" in file:
+        return "cuda_backward_(fp32|mma)"
     return {"backward": "cuda_backward", "decode": "cuda_decode", "prefill": "cuda_prefill", "mla": "cuda_mla",
             "indexer": "indexer", "rows": "qkv_prepare|cache_op|merge"}.get(folder, "")
 

@@ -45,14 +45,14 @@ struct BackwardParams : WorkTileParams {
   long long dlse_batch_stride, dlse_row_stride, dlse_head_stride;
   char* stats;  // RowStats or SinkRowStats [num_heads_q][stats_stride], by sequences: stats_of() (backward/rows.cuh)
   long long stats_stride;
-  int stats_vectors;               // out and dout take loads of 16 bytes
+  int stats_vectors;               // out and dout are of 16 bits and take loads of 16 bytes
   BackwardList *q_list, *kv_list;  // blocks of queries, of keys
   // Where all gradients have one pass: sums of dq without the scale, [num_heads_q][dq_tiles] of backward/dq.cuh, and a
   // semaphore each: how many blocks of keys have added.
   float* dq_sums;
   unsigned* dq_semaphores;
   int dq_tiles;
-  // [blocks][heads]: whether a block of rows has a NaN or infinity, for recompute.cu.
+  // [blocks][heads]: whether a block of rows has a NaN or infinity, for recompute.cu. null: not noted.
   int *q_nonfinite, *kv_nonfinite;
   int max_q_tiles, max_kv_tiles;
   float* sink_sums;  // -dsinks of blocks of queries, [num_heads_q][total_q / 128 + batch]; null: nobody wants it

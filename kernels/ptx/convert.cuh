@@ -25,6 +25,13 @@ __device__ __forceinline__ float f16_to_float(unsigned short x) {
   return d;
 }
 
+// The nearest number of TF32, of two the one that is further from 0; NaN stays NaN.
+__device__ __forceinline__ unsigned round_to_tf32(float x) {
+  unsigned d;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(d) : "f"(x));
+  return d;
+}
+
 // Two 8-bit floats to two fp16 numbers, exactly; NaN stays NaN. Architectures with kFp8Conversion have these and those
 // below alone: for all, common/fp8.cuh.
 __device__ __forceinline__ unsigned e4m3_to_f16(unsigned short x) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrices of 8x8 16-bit elements spread over a warp: PTX ISA, "ldmatrix", "stmatrix", "movmatrix" and "mma.m16n8k16".
-// Lane l holds elements (l / 4, 2 (l % 4)) and the next one of a matrix in one register.
+// Matrices of 8x8 16-bit elements spread over a warp: PTX ISA, "ldmatrix", "stmatrix", "movmatrix", "mma.m16n8k16" and
+// "mma.m16n8k8". Lane l holds elements (l / 4, 2 (l % 4)) and the next one of a matrix in one register.
 #pragma once
 
 namespace attune::ptx {
@@ -70,6 +70,15 @@ __device__ __forceinline__ void mma_bf16(float (&c)[4], const unsigned (&a)[4], 
 __device__ __forceinline__ void mma_f16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// c [16, 8] += a [16, 8] b [8, 8] of TF32: fp32 whose lowest 13 bits do not count. a: (row g, column t), (g + 8, t),
+// (g, t + 4), (g + 8, t + 4); b: (row t, column g), (t + 4, g); c as above.
+__device__ __forceinline__ void mma_tf32(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));

@@ -26,14 +26,7 @@ struct Descriptors {
 };
 
 const attune::Kernel& choose(const BackwardProblem& p, const attune::Traits& traits, attune_device device) {
-  const attune::Kernel& kernel = attune::find_kernel(p.forward, traits, device, attune::kAttentionBackward);
-  if (kernel.backward_refusal != nullptr) {
-    if (const std::string why = kernel.backward_refusal(p); !why.empty()) {
-      attune::fail(ATTUNE_UNSUPPORTED, "no kernel covers this; the nearest is ", kernel.name, ", which does not take ",
-                   why);
-    }
-  }
-  return kernel;
+  return attune::find_kernel(p.forward, traits, device, attune::kAttentionBackward, &p);
 }
 
 }  // namespace

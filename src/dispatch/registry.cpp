@@ -20,9 +20,10 @@ namespace attune {
 namespace {
 
 const Kernel* const kKernels[] = {
-    &cpu::attention_kernel(),     &cuda::mixed_kernel(),       &cuda::prefill_kernel(), &cuda::prefill_fp8_kernel(),
-    &cuda::prefill_fp32_kernel(), &cuda::prefill_mma_kernel(), &cuda::decode_kernel(),  &cuda::mla_kernel(),
-    &cuda::mla_mma_kernel(),      &cpu::backward_kernel(),     &cuda::backward_kernel()};
+    &cpu::attention_kernel(),     &cuda::mixed_kernel(),       &cuda::prefill_kernel(),  &cuda::prefill_fp8_kernel(),
+    &cuda::prefill_fp32_kernel(), &cuda::prefill_mma_kernel(), &cuda::decode_kernel(),   &cuda::mla_kernel(),
+    &cuda::mla_mma_kernel(),      &cpu::backward_kernel(),     &cuda::backward_kernel(), &cuda::backward_fp32_kernel(),
+    &cuda::backward_mma_kernel()};
 
 // The kernel that ATTUNE_KERNEL names; null where it is not set, or names one of another operation.
 const char* forced_kernel(const char* operation) {
@@ -40,7 +41,7 @@ int kernel_count() { return static_cast<int>(sizeof(kKernels) / sizeof(kKernels[
 const Kernel& kernel_at(int i) { return *kKernels[i]; }
 
 const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_type, const char* operation,
-                            const cuda::Target& target) {
+                            const cuda::Target& target, const BackwardProblem* backward) {
   const char* forced = forced_kernel(operation);
   const bool any = forced == nullptr;
   const Kernel *nearest = nullptr, *left = nullptr;
@@ -51,9 +52,13 @@ const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_ty
         !(any || std::strcmp(forced, k->name) == 0))
       continue;
     if (any && k->left_by != 0 && (target.features & k->left_by) == k->left_by) continue;
-    const std::string refusal = k->refusal != nullptr ? k->refusal(p) : std::string();
+    std::string refusal = k->refusal != nullptr ? k->refusal(p) : std::string();
+    // A backward's looks at what only the coverage's problems have.
+    const int distance_of_axes = k->coverage.distance(t);
+    if (backward != nullptr && k->backward_refusal != nullptr && distance_of_axes == 0)
+      refusal = k->backward_refusal(*backward);
     const std::string feature = cuda::missing_feature(k->needs, target);
-    const int distance = k->coverage.distance(t) + (refusal.empty() ? 0 : 1) + (feature.empty() ? 0 : 1);
+    const int distance = distance_of_axes + (refusal.empty() ? 0 : 1) + (feature.empty() ? 0 : 1);
     const bool leaves = any && k->leaves != nullptr && k->leaves(p);
     if (distance == 0) {
       if (!leaves) return *k;
@@ -86,10 +91,12 @@ const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_ty
   fail(ATTUNE_UNSUPPORTED, "no kernel covers this; the nearest is ", nearest->name, ", which ", why);
 }
 
-const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device device, const char* operation) {
+const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device device, const char* operation,
+                          const BackwardProblem* backward) {
   check_device(device);
-  if (device.type != ATTUNE_DEVICE_CUDA) return choose_kernel(p, t, device.type, operation);
-  return choose_kernel(p, t, device.type, operation, cuda::require_device(device.index).target);
+  const cuda::Target target =
+      device.type == ATTUNE_DEVICE_CUDA ? cuda::require_device(device.index).target : cuda::Target{};
+  return choose_kernel(p, t, device.type, operation, target, backward);
 }
 
 }  // namespace attune

@@ -48,7 +48,7 @@ std::array<float, kCount> all_numbers(Decode decode) {
   return numbers;
 }
 
-// Of a word: four codes, or two 16-bit elements.
+// Of a word: four codes, two 16-bit elements, or one number.
 void decode(const void* from, unsigned words, Format format, float* to) {
   for (unsigned i = 0; i < words; ++i) {
     uint32_t word;
@@ -62,6 +62,9 @@ void decode(const void* from, unsigned words, Format format, float* to) {
         break;
       case Format::kE4m3:
         for (int byte = 0; byte < 4; ++byte) *to++ = from_e4m3(static_cast<uint8_t>(word >> 8 * byte));
+        break;
+      case Format::kTf32:
+        *to++ = as_float(word & 0xffffe000);
         break;
     }
   }
@@ -127,7 +130,7 @@ void multiply_tile(const float (&a)[kRows][kMostSteps], const float (&b)[kMostSt
 template <class Lane>
 void decode_fragment(const unsigned* (*registers)(const Lane&), const Lane* const (&lanes)[kLanes], Format format,
                      float (&a)[kRows][kMostSteps]) {
-  const int of_word = format == Format::kE4m3 ? 4 : 2, half = 4 * of_word;
+  const int of_word = format == Format::kE4m3 ? 4 : format == Format::kTf32 ? 1 : 2, half = 4 * of_word;
   for (int lane = 0; lane < static_cast<int>(kLanes); ++lane) {
     for (int i = 0; i < 4; ++i)
       decode(registers(*lanes[lane]) + i, 1, format, &a[lane / 4 + 8 * (i % 2)][i / 2 * half + lane % 4 * of_word]);
@@ -197,11 +200,35 @@ void multiply_warp(void* const* all) {
   }
 }
 
+// x, which has more bits, rounded towards zero, as the tensor cores round their sums.
+float round_to_zero(double x) {
+  const float nearest = static_cast<float>(x);
+  return std::fabs(nearest) > std::fabs(x) ? std::nextafterf(nearest, 0.0f) : nearest;
+}
+
+// The products of TF32, whose users count on fp32's bits: sums are rounded as a GPU does it.
+void add_products_of_tf32(const FragmentLane* const (&lanes)[kLanes]) {
+  constexpr unsigned kSteps = 8;
+  for (unsigned lane = 0; lane < kLanes; ++lane) {
+    for (unsigned i = 0; i < 2; ++i) decode(lanes[lane]->b + i, 1, Format::kTf32, &g_b[4 * i + lane % 4][lane / 4]);
+  }
+  for (unsigned lane = 0; lane < kLanes; ++lane) {
+    for (unsigned i = 0; i < 4; ++i) {
+      float& to = lanes[lane]->c[i];
+      double sum = to;
+      for (unsigned k = 0; k < kSteps; ++k)
+        sum += static_cast<double>(g_a[lane / 4 + 8 * (i / 2)][k]) * g_b[k][2 * (lane % 4) + i % 2];
+      to = as_on_device(round_to_zero(sum));
+    }
+  }
+}
+
 void multiply_fragments_of_warp(void* const* all) {
   const FragmentLane* lanes[kLanes];
   take_lanes(all, lanes);
   const Format format = lanes[0]->format;
   decode_fragment<FragmentLane>([](const FragmentLane& lane) { return lane.a; }, lanes, format, g_a);
+  if (format == Format::kTf32) return add_products_of_tf32(lanes);
   for (unsigned lane = 0; lane < kLanes; ++lane) {  // rows 2 t and 2 t + 1 of b, and those eight further, of column g
     for (unsigned i = 0; i < 2; ++i) {
       float two[2];

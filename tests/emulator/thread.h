@@ -118,7 +118,7 @@ ATTUNE_EMULATOR float from_e4m3(uint8_t x);
 ATTUNE_EMULATOR float from_e5m2(uint8_t x);
 
 // The instructions of a whole warp are done by the last of its lanes to come. What a lane has of them:
-enum class Format { kBf16, kF16, kE4m3 };
+enum class Format { kBf16, kF16, kE4m3, kTf32 };
 // kernels/ptx/matrix.cuh: `count` matrices of 8 x 8 from shared memory, or four to it.
 struct MatrixLane {
   unsigned* d;
@@ -128,7 +128,7 @@ struct MatrixLane {
 };
 ATTUNE_EMULATOR void load_matrices(MatrixLane lane);
 ATTUNE_EMULATOR void store_matrices(MatrixLane lane);
-// c [16, 8] += a [16, 16] b [16, 8].
+// c [16, 8] += a [16, 16] b [16, 8]; of TF32, a [16, 8] b [8, 8].
 struct FragmentLane {
   float* c;
   const unsigned *a, *b;

@@ -8,6 +8,7 @@
 #include "core/indexer.h"
 #include "core/ops.h"
 #include "core/status.h"
+#include "cuda/backward/config.h"
 #include "cuda/decode/config.h"
 #include "cuda/indexer/config.h"
 #include "cuda/mla/config.h"
@@ -91,6 +92,15 @@ attune_attention latent_step(int64_t heads, bool sparse) {
   return a;
 }
 
+// Gradients of plain scores, all of them.
+cuda::backward::Config gradients(int head_dim, attune_dtype dtype, const cuda::Architecture& to) {
+  cuda::backward::Config c{head_dim, head_dim, dtype};
+  c.gradients = kernels::kGradients;
+  c.way = cuda::backward::Way::kMma;
+  c.limits = {to.shared_per_sm, to.shared_a_block};
+  return c;
+}
+
 // The whole cache at once.
 attune_cache_op cache_op(attune_dtype dtype, attune_dtype cache, attune_cache_op_kind kind) {
   attune_cache_op op;
@@ -146,6 +156,14 @@ std::vector<ManifestEntry> portable_kernels() {
       add(cuda::prefill_mma::choose_config(p, to.shared_per_sm).kernel(), cuda::target_of(to));
     }
   }
+  const auto add_gradients = [&](int head_dim, attune_dtype dtype, const char* name) {
+    const cuda::Architecture& to = *cuda::find_architecture(name);
+    for (const cuda::backward::Launch& launch : cuda::backward::launches(gradients(head_dim, dtype, to)))
+      add(launch.kernel, cuda::target_of(to));
+  };
+  for (const char* name : {"sm_80", "sm_86", "sm_90a", "sm_120"}) add_gradients(128, ATTUNE_FLOAT32, name);
+  for (const int head_dim : {64, 256}) add_gradients(head_dim, ATTUNE_FLOAT32, "sm_90a");
+  for (const int head_dim : {64, 128}) add_gradients(head_dim, ATTUNE_BFLOAT16, "sm_80");
   const cuda::Target target = cuda::target_of(oldest);
   for (const int64_t heads : {16, 128}) {
     for (const bool sparse : {false, true}) {

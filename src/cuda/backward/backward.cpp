@@ -21,8 +21,7 @@ using backward::Maps;
 
 class CudaBackwardPlan final : public BackwardPlan {
  public:
-  CudaBackwardPlan(const BackwardProblem& p, int32_t device) : device_(device), c_(backward::choose_config(p)) {
-    require_device(device);
+  CudaBackwardPlan(const Config& c, int32_t device) : device_(device), c_(c) {
     launches_ = backward::launches(c_);
     std::vector<KernelSpec> specs;
     for (const Launch& launch : launches_) specs.push_back(launch.kernel);
@@ -32,6 +31,11 @@ class CudaBackwardPlan final : public BackwardPlan {
 
   size_t workspace_size() const override { return c_.workspace_bytes(); }
   std::string describe() const override {
+    if (c_.way == backward::Way::kMma) {
+      const auto shape = c_.mma_shape(kernels::kGradientDq);
+      return cat(c_.name(), ": blocks of ", shape.rows(), " rows, tiles of ", shape.tile,
+                 "; a pass for dq, and one or two for dk and dv");
+    }
     const char* const one_pass = " queries; dq is added in the order of the keys";
     const char* const passes = " rows; a pass for each gradient";
     return cat("cuda_backward: blocks of ", kernels::kBackwardRows, c_.has_one_pass() ? " keys" : " rows",
@@ -71,35 +75,74 @@ class CudaBackwardPlan final : public BackwardPlan {
 };
 
 std::unique_ptr<BackwardPlan> make_plan(const BackwardProblem& p, int32_t device) {
-  return std::make_unique<CudaBackwardPlan>(p, device);
+  require_device(device);
+  return std::make_unique<CudaBackwardPlan>(backward::choose_config(p), device);
+}
+std::unique_ptr<BackwardPlan> make_mma_plan(const BackwardProblem& p, int32_t device) {
+  const DeviceInfo& info = require_device(device);
+  return std::make_unique<CudaBackwardPlan>(
+      backward::choose_mma_config(p, {info.shared_bytes_per_sm, info.shared_bytes_per_block}), device);
 }
 
-Coverage coverage() {
+// dtypes: of q; formats: of k and v; outputs: of the gradients.
+Coverage coverage(uint32_t dtypes, uint32_t formats, uint32_t outputs) {
   Coverage c;
   const auto axis = [&](Axis x) -> uint32_t& { return c.axes[static_cast<int>(x)]; };
   axis(Axis::kQueries) = use::kRagged | use::kFixed;
-  axis(Axis::kQueryDtype) = use::kQF16 | use::kQBf16;
+  axis(Axis::kQueryDtype) = dtypes;
   axis(Axis::kKvSource) = use::kDense;
-  axis(Axis::kKvFormat) = use::kF16 | use::kBf16 | use::kVBesideK;
+  axis(Axis::kKvFormat) = formats | use::kVBesideK;
   axis(Axis::kKvScales) = use::kNoScale;
   axis(Axis::kKvLayout) = use::kNhd;
   axis(Axis::kMask) = use::kNoMask | use::kCausal | use::kWindow | use::kBits | use::kRanges;
   axis(Axis::kScore) = use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kBias | use::kNewTokenBias |
                        use::kT5 | use::kSinks;
   axis(Axis::kPrologue) = use::kNoPrologue;
-  axis(Axis::kOutput) = use::kOutF32 | use::kOutF16 | use::kOutBf16;
+  axis(Axis::kOutput) = outputs;
   axis(Axis::kDeterminism) = use::kRunToRun | use::kBatchInvariant;
   c.head_dim_qk_max = c.head_dim_v_max = 256;
   c.group_max = std::numeric_limits<int64_t>::max();
   return c;
 }
 
+Coverage coverage_of_16_bits() {
+  return coverage(use::kQF16 | use::kQBf16, use::kF16 | use::kBf16, use::kOutF32 | use::kOutF16 | use::kOutBf16);
+}
+
 }  // namespace
 
 const Kernel& backward_kernel() {
   static const Kernel kernel{
-      "cuda_backward", kAttentionBackward, ATTUNE_DEVICE_CUDA, kWarpgroups, coverage(), nullptr, nullptr,
+      "cuda_backward", kAttentionBackward, ATTUNE_DEVICE_CUDA, kWarpgroups, coverage_of_16_bits(), nullptr, nullptr,
       nullptr,         make_plan,          backward::refusal};
+  return kernel;
+}
+
+const Kernel& backward_fp32_kernel() {
+  static const Kernel kernel{"cuda_backward_fp32",
+                             kAttentionBackward,
+                             ATTUNE_DEVICE_CUDA,
+                             0,
+                             coverage(use::kQF32, use::kF32, use::kOutF32),
+                             nullptr,
+                             nullptr,
+                             nullptr,
+                             make_mma_plan,
+                             backward::mma_refusal};
+  return kernel;
+}
+
+const Kernel& backward_mma_kernel() {
+  static const Kernel kernel{"cuda_backward_mma",
+                             kAttentionBackward,
+                             ATTUNE_DEVICE_CUDA,
+                             0,
+                             coverage_of_16_bits(),
+                             nullptr,
+                             nullptr,
+                             nullptr,
+                             make_mma_plan,
+                             backward::mma_refusal};
   return kernel;
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "backward/mma/shared_bytes.h"
 #include "core/dtype.h"
 #include "core/integers.h"
 #include "core/status.h"
@@ -16,6 +17,8 @@ namespace attune::cuda::backward {
 namespace {
 
 using attention::kAlignment;
+
+constexpr int kLeastMmaRows = 32;
 
 // Lays out the workspace: lists, stats and flags. Returns their bytes; workspace null: only counts.
 size_t lay_out(const Config& c, void* workspace, kernels::BackwardParams& k) {
@@ -32,8 +35,10 @@ size_t lay_out(const Config& c, void* workspace, kernels::BackwardParams& k) {
   k.dq_sums = w.take<float>(c.heads_q * c.dq_tiles * kernels::dq_tile_floats(c.head_dim_qk, c.head_dim_v));
   k.dq_semaphores = w.take<unsigned>(c.heads_q * c.dq_tiles);
   if (c.with_dsinks) k.sink_sums = w.take<float>(c.heads_q * c.sink_tiles);  // else null: not wanted
-  k.q_nonfinite = w.take<int>(c.blocks(false));
-  k.kv_nonfinite = w.take<int>(c.blocks(true));
+  if (c.way == Way::kWgmma) {  // else null: several blocks have the rows of one
+    k.q_nonfinite = w.take<int>(c.blocks(false));
+    k.kv_nonfinite = w.take<int>(c.blocks(true));
+  }
   return w.size();
 }
 
@@ -60,6 +65,27 @@ void for_each_input(const BackwardProblem& p, const Body& body) {
 }
 
 }  // namespace
+
+const char* Config::name() const {
+  if (way == Way::kWgmma) return "cuda_backward";
+  return dtype == ATTUNE_FLOAT32 ? "cuda_backward_fp32" : "cuda_backward_mma";
+}
+
+// Shapes by their time: many warps hide each other's waits, and long tiles and blocks are copied less often.
+Config::MmaShape Config::mma_shape(int of) const {
+  constexpr int64_t kReservedSharedBytes = 1024;  // of each block, by the system
+  constexpr int kMostWarps = 8;                   // of a multiprocessor: a thread has up to 255 registers
+  MmaShape best{};
+  for (const MmaShape shape : {MmaShape{4, 32, 0}, MmaShape{4, 16, 0}, MmaShape{2, 32, 0}, MmaShape{2, 16, 0}}) {
+    const int64_t bytes = kernels::mma_backward_shared_bytes(head_dim_qk, head_dim_v, of, shape.rows(), shape.tile,
+                                                             static_cast<int>(row_stats_bytes()));
+    if (bytes > limits.shared_bytes_per_block) continue;
+    const int blocks = static_cast<int>(
+        std::min<int64_t>(limits.shared_bytes_per_sm / (bytes + kReservedSharedBytes), kMostWarps / shape.warps));
+    if (blocks * shape.warps > best.blocks_per_sm * best.warps) best = {shape.warps, shape.tile, blocks};
+  }
+  return best;
+}
 
 // Fewer stages of y only where shared memory is too small: with two, the next tile is copied while products run.
 Config::Stages Config::stages(int of) const {
@@ -93,6 +119,18 @@ KernelSpec Config::gradients_kernel(int of) const {
        define("ATTUNE_SCORE", score), define("ATTUNE_MASK", mask), define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
       static_cast<size_t>(shared_bytes(of, s))};
 }
+KernelSpec Config::mma_kernel(int of) const {
+  const MmaShape s = mma_shape(of);
+  return {
+      "backward/gradients_mma.cu",
+      "attune_backward_gradients_mma",
+      {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
+       define("ATTUNE_GRADIENTS", of), define("ATTUNE_WARPS", s.warps), define("ATTUNE_TILE", s.tile),
+       define("ATTUNE_BLOCKS_PER_SM", s.blocks_per_sm), define("ATTUNE_SCORE", score), define("ATTUNE_MASK", mask),
+       define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
+      static_cast<size_t>(kernels::mma_backward_shared_bytes(head_dim_qk, head_dim_v, of, s.rows(), s.tile,
+                                                             static_cast<int>(row_stats_bytes())))};
+}
 KernelSpec Config::store_dq_kernel() const {
   return {"backward/store_dq.cu",
           "attune_backward_store_dq",
@@ -118,8 +156,22 @@ std::vector<Launch> launches(const Config& c) {
     list.push_back(
         {c.gradients_kernel(of), c.blocks(of != kernels::kGradientDq), Config::kThreads, Arguments::kMaps, of});
   };
+  const auto add_mma = [&](int of) {
+    const Config::MmaShape shape = c.mma_shape(of);
+    list.push_back({c.mma_kernel(of), c.blocks(of != kernels::kGradientDq) * (kernels::kBackwardRows / shape.rows()),
+                    32 * shape.warps});
+  };
   const bool with_dq = (c.gradients & kernels::kGradientDq) != 0;
-  if (c.has_one_pass()) {
+  if (c.way == Way::kMma) {
+    const int of_keys = c.gradients & kernels::kGradientDkDv;
+    const bool together =
+        of_keys == kernels::kGradientDkDv && kernels::mma_has_dk_beside_dv(c.head_dim_qk, c.head_dim_v);
+    if (with_dq) add_mma(kernels::kGradientDq);
+    for (const int of : {kernels::kGradientDk, kernels::kGradientDv}) {
+      if (!together && (of_keys & of) != 0) add_mma(of);
+    }
+    if (together) add_mma(of_keys);
+  } else if (c.has_one_pass()) {
     if (c.gradients != 0) add(with_dq ? kernels::kGradients : kernels::kGradientDkDv);
     if (with_dq) list.push_back({c.store_dq_kernel(), c.blocks(false), Config::kRowThreads});
   } else {
@@ -139,10 +191,14 @@ size_t Config::workspace_bytes() const {
   return lay_out(*this, nullptr, k);
 }
 
-Config choose_config(const BackwardProblem& p) {
+namespace {
+
+Config configure(const BackwardProblem& p, Way way, const DeviceLimits& limits) {
   const Problem& f = p.forward;
   constexpr int64_t kRows = kernels::kBackwardRows;
   Config c;
+  c.way = way;
+  c.limits = limits;
   c.head_dim_qk = to_int(f.head_dim_qk);
   c.head_dim_v = to_int(f.head_dim_v);
   c.dtype = f.q.dtype;
@@ -163,15 +219,20 @@ Config choose_config(const BackwardProblem& p) {
   return c;
 }
 
-std::string refusal(const BackwardProblem& p) {
+// What neither way takes.
+std::string refusal_of(const BackwardProblem& p, const Config& c) {
   const Problem& f = p.forward;
   if (f.k.dtype != f.q.dtype || f.v.dtype != f.q.dtype || f.out.dtype != f.q.dtype)
     return "q, k, v and out of different dtypes";
   if (p.dbias || p.dt5_bias) return cat(p.dbias ? "dbias" : "dt5_bias", ", though it takes the bias without");
   if (std::string why = attention::table_refusal(f); !why.empty()) return why;
-  const Config c = choose_config(p);
-  if (std::max(c.blocks(false), c.blocks(true)) > std::numeric_limits<int32_t>::max())
-    return cat("more than 2^31 blocks of ", kernels::kBackwardRows, " rows and heads");
+  const int64_t parts = c.way == Way::kMma ? kernels::kBackwardRows / kLeastMmaRows : 1;  // of a block of rows
+  if (std::max(c.blocks(false), c.blocks(true)) * parts > std::numeric_limits<int32_t>::max())
+    return cat("more than 2^31 blocks of ", kernels::kBackwardRows / parts, " rows and heads");
+  return "";
+}
+
+std::string refusal_of_rows(const BackwardProblem& p) {
   std::string why;
   for_each_input(p, [&](const Input& input) {
     if (why.empty() && !attention::strides_fit(input.view))
@@ -180,13 +241,27 @@ std::string refusal(const BackwardProblem& p) {
   return why;
 }
 
+}  // namespace
+
+Config choose_config(const BackwardProblem& p) { return configure(p, Way::kWgmma, {}); }
+Config choose_mma_config(const BackwardProblem& p, const DeviceLimits& limits) {
+  return configure(p, Way::kMma, limits);
+}
+
+std::string refusal(const BackwardProblem& p) {
+  std::string why = refusal_of(p, choose_config(p));
+  return why.empty() ? refusal_of_rows(p) : why;
+}
+std::string mma_refusal(const BackwardProblem& p) { return refusal_of(p, choose_mma_config(p, {})); }
+
 void check_run(const BackwardProblem& p, const Config& c) {
   require(
       !p.dlse || c.with_dlse || !c.with_sinks,
       "attention_backward differs from its plan: dlse is given, but was absent; beside sinks it changes the kernels");
   attention::check_ranges(p.forward, c.mask);
-  const std::string why = refusal(p);
-  require(why.empty(), "attention_backward differs from its plan: kernel cuda_backward does not take ", why);
+  const std::string why = c.way == Way::kMma ? mma_refusal(p) : refusal(p);
+  require(why.empty(), "attention_backward differs from its plan: kernel ", c.name(), " does not take ", why);
+  if (c.way == Way::kMma) return;
   for_each_input(p, [](const Input& input) {
     const size_t over = reinterpret_cast<uintptr_t>(input.view.data) % kAlignment;
     require(over == 0, input.name, ".data is ", over,
@@ -208,10 +283,11 @@ kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, voi
     k.dlse_head_stride = rows.head_stride;
   }
   k.stats_stride = c.stats_stride;
-  k.stats_vectors = attention::strides_fit(f.out) && reinterpret_cast<uintptr_t>(f.out.data) % kAlignment == 0 &&
-                            f.head_dim_v % 8 == 0
-                        ? 1
-                        : 0;
+  const auto takes_vectors = [](const RowView& v) {
+    return attention::strides_fit(v) && reinterpret_cast<uintptr_t>(v.data) % kAlignment == 0;
+  };
+  k.stats_vectors =
+      f.q.element_size == 2 && f.head_dim_v % 8 == 0 && takes_vectors(f.out) && takes_vectors(p.dout) ? 1 : 0;
   k.dq_tiles = to_int(c.dq_tiles);
   k.max_q_tiles = to_int(c.max_q_tiles), k.max_kv_tiles = to_int(c.max_kv_tiles);
   lay_out(c, workspace, k);

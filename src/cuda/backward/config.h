@@ -13,6 +13,14 @@
 
 namespace attune::cuda::backward {
 
+// Which gradient kernel a problem runs on: gradients.cu, or gradients_mma.cu.
+enum class Way { kWgmma, kMma };
+
+// What limits the blocks of gradients_mma.cu.
+struct DeviceLimits {
+  int64_t shared_bytes_per_sm = 233472, shared_bytes_per_block = 232448;  // Hopper's
+};
+
 struct Config {
   int head_dim_qk = 0, head_dim_v = 0;
   int32_t dtype = 0;
@@ -25,9 +33,12 @@ struct Config {
   kernels::T5Table t5{};
   bool with_sinks = false, with_dsinks = false, with_dlse = false;
   int64_t sink_tiles = 0;  // sums of dsinks of a head
+  Way way = Way::kWgmma;
+  DeviceLimits limits;
 
   static constexpr int kThreads = 384, kScheduleThreads = 1024, kRowThreads = 256;
-  bool has_one_pass() const { return kernels::has_one_pass(head_dim_qk, head_dim_v); }
+  const char* name() const;
+  bool has_one_pass() const { return way == Way::kWgmma && kernels::has_one_pass(head_dim_qk, head_dim_v); }
   // The stats say what sinks leave to the keys: dlse is of an lse that is without them.
   bool sink_shares() const { return with_sinks && with_dlse; }
   size_t row_stats_bytes() const { return sink_shares() ? sizeof(kernels::SinkRowStats) : sizeof(kernels::RowStats); }
@@ -38,9 +49,16 @@ struct Config {
   };
   Stages stages(int of) const;
   int shared_bytes(int of, const Stages& s) const;
+  // Of gradients_mma.cu: warps, of 16 own rows each, and rows of a tile, that fit shared memory; and how many blocks.
+  struct MmaShape {
+    int warps, tile, blocks_per_sm;
+    int rows() const { return 16 * warps; }
+  };
+  MmaShape mma_shape(int of) const;
   KernelSpec schedule_kernel() const;
   KernelSpec row_stats_kernel() const;
   KernelSpec gradients_kernel(int of) const;
+  KernelSpec mma_kernel(int of) const;
   KernelSpec store_dq_kernel() const;
   KernelSpec recompute_kernel(bool of_keys) const;
   KernelSpec sum_sinks_kernel() const;
@@ -50,8 +68,10 @@ struct Config {
 };
 
 Config choose_config(const BackwardProblem& p);
+Config choose_mma_config(const BackwardProblem& p, const DeviceLimits& limits);
 // "" if the kernels take the problem, else what they do not take. Only what the coverage row cannot say.
 std::string refusal(const BackwardProblem& p);
+std::string mma_refusal(const BackwardProblem& p);
 // Throws INVALID_ARGUMENT where arrays of a run do not lie as the TMA needs, or there are more than in the plan.
 void check_run(const BackwardProblem& p, const Config& c);
 

@@ -11,6 +11,7 @@ inline unsigned pack_f16(float lo, float hi) {
   return emulator::to_half(lo) | static_cast<unsigned>(emulator::to_half(hi)) << 16;
 }
 inline float bf16_to_float(unsigned short x) { return __uint_as_float(static_cast<unsigned>(x) << 16); }
+inline unsigned round_to_tf32(float x) { return isnan(x) ? 0x7fffffffu : __float_as_uint(x) + 0x1000u & 0xffffe000u; }
 inline float f16_to_float(unsigned short x) { return emulator::from_half(x); }
 inline unsigned e4m3_to_f16(unsigned short x) {
   return pack_f16(emulator::from_e4m3(static_cast<uint8_t>(x)), emulator::from_e4m3(static_cast<uint8_t>(x >> 8)));

@@ -36,5 +36,8 @@ inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[
 inline void mma_f16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   emulator::multiply_fragments({c, a, b, emulator::Format::kF16});
 }
+inline void mma_tf32(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  emulator::multiply_fragments({c, a, b, emulator::Format::kTf32});
+}
 
 }  // namespace attune::ptx

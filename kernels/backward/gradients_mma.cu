@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gradients of attention over dense keys by mma.sync: of fp32, and of 16 bits where gradients.cu does not run. A
+// launch computes dq by blocks of queries, which walk over tiles of keys; or dk and dv, or one of them, by blocks of
+// keys, which walk over tiles of queries, of all query heads of their KV head. No sum crosses a block, and each has one
+// order: the bits are the same in every run, whatever the batch is.
+//
+//   S = own x * tile x^T    dP = own y * tile y^T    P = 2^(S scale - lse2)    dS = P (dP - delta)
+//   dx += dS * tile x       dv += P * tile y (own rows are keys)
+//
+// A warp has 16 own rows and all rows of a tile, or half of them at a time. S and dP, then P and dS stay in its
+// registers, in the layout that the next product takes for its left operand. Warps meet twice a tile:
+//
+//   copy tile | all has come | S | dP | P, dS | dv | dx | all have read | copy next tile
+//
+// Blocks are small, so that another one of the multiprocessor computes while one waits for its copies.
+//
+// A NaN or infinity of the sequence that a row does not see can reach its gradient as 0 * NaN: recompute.cu looks at
+// all rows.
+#include "backward/mma/rows.cuh"
+#include "backward/mma/softmax.cuh"
+#include "ptx/grid.cuh"
+
+namespace attune::backward::mma {
+
+template <int kLines>
+__device__ __forceinline__ void clear(Sums<kLines>& x) {
+#pragma unroll
+  for (int line = 0; line < kLines; ++line) {
+#pragma unroll
+    for (int j = 0; j < 16; ++j) x[line][j / 4][j % 4] = 0;
+  }
+}
+
+// Stores four channels of the row that begins at `first`, as far as there are so many.
+template <int kHeadDim>
+__device__ __forceinline__ void store_four(const GradientRows& to, bool vectors, long long first, int channel,
+                                           const float (&x)[4]) {
+  if (vectors && channel + 4 <= kHeadDim) {
+    *reinterpret_cast<float4*>(to.data + 4 * (first + channel)) = make_float4(x[0], x[1], x[2], x[3]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (channel + i < kHeadDim)
+      common::store_element(to.dtype, to.data, first + (channel + i) * to.dim_stride, x[i]);
+  }
+}
+
+// Stores this thread's channels of its two own rows.
+template <int kHeadDim, int kLines>
+__device__ __forceinline__ void store(const BackwardParams& p, const Work& w, const GradientRows& to,
+                                      const Sums<kLines>& x, float factor) {
+  if (to.data == nullptr) return;
+  const bool vectors = to.dtype == common::kFloat32 && to.dim_stride == 1 &&
+                       (to.row_stride | to.head_stride | to.batch_stride) % 4 == 0 &&
+                       reinterpret_cast<unsigned long long>(to.data) % 16 == 0;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = own_row(w) + 8 * h;
+    if (row >= w.end) continue;
+    const long long first = Config::kOfQueries ? query_offset(p, w.s, w.batch, to, row, w.head)
+                                               : key_offset(w.s, w.batch, to, row, w.head);
+#pragma unroll
+    for (int line = 0; line < kLines; ++line) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float four[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) four[i] = factor * x[line][i][2 * h + e];
+        store_four<kHeadDim>(to, vectors, first, 32 * line + static_cast<int>(threadIdx.x) % 4 * 8 + 4 * e, four);
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void run(const BackwardParams& p, const Smem& smem) {
+  const Work& work = smem.work();
+  const unsigned warp = threadIdx.x / 32;
+  Sums<Config::kLinesQk> dx;  // what a block does not compute has no registers
+  Sums<Config::kLinesV> dv;
+  clear(dx), clear(dv);
+  const int first_head = Config::kOfQueries ? work.head : work.head * p.group;  // of q
+  if (work.first < work.last) copy_own(p, smem);
+  for (int i = 0; i < (Config::kOfQueries ? 1 : p.group); ++i) {
+    const int head = first_head + i;
+    for (int row = work.first; row < work.last; row += Config::kTile) {
+      __syncthreads();  // all have read the tile before
+      copy_tile(p, smem, head, row);
+      ptx::commit_copies();
+      ptx::wait_copies<0>();
+      __syncthreads();  // the tile is there
+#pragma unroll 1
+      for (int step = 0; step < Config::kTile; step += Config::kStep) {
+        const unsigned pairs = pairs_seen(p, work, head, row + step);
+        if (__any_sync(0xffffffffu, pairs != 0) == 0) continue;
+        const unsigned x = smem.x() + step * LayoutX::kPitch, y = smem.y() + step * LayoutY::kPitch;
+        Scores s, d = {};
+        multiply<Config::kLinesQk>(smem.own_x() + 16 * warp * LayoutX::kPitch, x, s);
+        if constexpr (Config::kWithDx) multiply<Config::kLinesV>(smem.own_y() + 16 * warp * LayoutY::kPitch, y, d);
+        make_p_and_ds(p, work, smem.stats(Config::kOfQueries ? 0 : step), pairs, head, row + step, s, d);
+        if constexpr (Config::kWithDv) accumulate<Config::kLinesV>(s, y, row, dv);
+        if constexpr (Config::kWithDx) accumulate<Config::kLinesQk>(d, x, head, dx);
+      }
+    }
+  }
+  if constexpr (Config::kWithDx)
+    store<Config::kHeadDimQk, Config::kLinesQk>(p, work, Config::kOfQueries ? p.dq : p.dk, dx, p.scale);
+  if constexpr (Config::kWithDv) store<Config::kHeadDimV, Config::kLinesV>(p, work, p.dv, dv, 1.0f);
+}
+
+}  // namespace attune::backward::mma
+
+extern "C" __global__ void __launch_bounds__(attune::backward::mma::Config::kThreads, ATTUNE_BLOCKS_PER_SM)
+    attune_backward_gradients_mma(const __grid_constant__ attune::kernels::BackwardParams p) {
+  using namespace attune;
+  using namespace attune::backward;
+  using mma::Config;
+  ptx::wait_for_previous_kernels();
+  BackwardList* const list = Config::kOfQueries ? p.q_list : p.kv_list;
+  const int heads = Config::kOfQueries ? p.num_heads_q : p.num_heads_kv;
+  const int part = static_cast<int>(blockIdx.x) % Config::kBlocksOfTile,
+            item = static_cast<int>(blockIdx.x) / Config::kBlocksOfTile;
+  if (item / heads >= list->num_tiles) return;
+  const mma::Smem smem(ptx::dynamic_shared());
+  if (threadIdx.x == 0) smem.work() = mma::work_of(p, tiles_of(list)[item / heads], part, item % heads);
+  __syncthreads();
+  if (smem.work().begin < smem.work().end) mma::run(p, smem);
+}

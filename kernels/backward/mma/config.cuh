@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// The compile-time configuration, the shared memory and the work of gradients_mma.cu. Of either side, x is what scores
+// are made of, k or q, and y the other operand, v or dout; a block has own rows of one, and tiles of the other.
+#pragma once
+
+#include "backward/masks.cuh"
+#include "backward/mma/shared_bytes.h"
+#include "ptx/async_copy.cuh"
+
+namespace attune::backward::mma {
+
+struct Config {
+  static constexpr int kType = ATTUNE_TYPE, kGradients = ATTUNE_GRADIENTS;
+  static constexpr bool kOfQueries = kGradients == kernels::kGradientDq;
+  static constexpr bool kWithDx = kGradients != kernels::kGradientDv,
+                        kWithDv = (kGradients & kernels::kGradientDv) != 0;
+  static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
+  static constexpr int kLinesQk = kernels::mma_lines(kHeadDimQk), kLinesV = kernels::mma_lines(kHeadDimV);
+  static constexpr int kWarps = ATTUNE_WARPS, kThreads = 32 * kWarps, kRows = 16 * kWarps, kTile = ATTUNE_TILE;
+  // Rows of a tile that are taken at a time: S, dP and their sums have no more registers beside dk and dv.
+  static constexpr bool kHalves = kTile > 16 && kGradients == kernels::kGradientDkDv && kLinesQk + kLinesV > 4;
+  static constexpr int kStep = kHalves ? kTile / 2 : kTile;
+  static constexpr int kEights = kStep / 8;
+  static constexpr int kBlocksOfTile = kBackwardRows / kRows;  // of a tile of the lists
+  static constexpr bool kIsFp32 = kType == common::kFloat32;   // else TF32 holds the inputs as they are
+  static_assert(kTile == 16 || kTile == 32, "an accumulator line and a word of pairs have room for four eights");
+  static_assert(kBackwardRows % kRows == 0, "blocks would cross the tiles of the lists");
+  static_assert(kGradients != kernels::kGradients, "dq has a pass of its own");
+  static_assert(kGradients != kernels::kGradientDkDv || kernels::mma_has_dk_beside_dv(kHeadDimQk, kHeadDimV),
+                "dk and dv would not fit the registers");
+};
+
+// Rows of lines of 32 channels in fp32; those behind the last one are 0.
+template <int kLines>
+struct Layout {
+  static constexpr int kPitch = kLines * 128;  // bytes
+  // What a row's chunks of 16 bytes are XORed with in each line. A phase of eight lanes has four chunks of two rows
+  // (products along the channels), or two chunks of rows 2t (along the rows): either way other banks each.
+  __device__ __forceinline__ static constexpr int twist(int row) { return (row & 2) | ((row ^ row >> 2) & 1) << 2; }
+  __device__ __forceinline__ static constexpr int offset(int row, int chunk) {
+    return row * kPitch + ((chunk ^ twist(row)) << 4);
+  }
+};
+using LayoutX = Layout<Config::kLinesQk>;
+using LayoutY = Layout<Config::kLinesV>;
+
+// What a block has to do.
+struct Work {
+  SequenceInfo s;
+  int batch, head;      // head: of the own side
+  int begin, end;       // own rows
+  int first, last;      // rows of the other side: from the first tile's first one to behind the last that counts
+  int vectors;          // bits: q, dout, k and v lie at multiples of 16 bytes, channels side by side
+
+  // Rows of the other side that an own row has in sight by causality and windows.
+  __device__ __forceinline__ Span seen_by(const BackwardParams& p, int row) const {
+    if (row >= end) return {0, 0};
+    return Config::kOfQueries ? keys_of_query(p, s, row) : queries_of_key(p, s, row);
+  }
+  // Of a pair of an own row and one of the other side.
+  __device__ __forceinline__ static int query(int own, int other) { return Config::kOfQueries ? own : other; }
+  __device__ __forceinline__ static int key(int own, int other) { return Config::kOfQueries ? other : own; }
+};
+
+constexpr int kVectorsQ = 1, kVectorsDout = 2, kVectorsK = 4, kVectorsV = 8;
+template <class Array>
+__device__ __forceinline__ int vectors_bit(const Array& x, int bit) {
+  const long long strides = (x.row_stride | x.head_stride | x.batch_stride) * common::element_size(Config::kType);
+  const bool fits = strides % 16 == 0 && reinterpret_cast<unsigned long long>(x.data) % 16 == 0;
+  return x.dim_stride == 1 && fits ? bit : 0;
+}
+__device__ __forceinline__ int find_vectors(const BackwardParams& p) {
+  const NewRows q = {p.q, p.q_batch_stride, p.q_row_stride, p.q_head_stride, p.q_dim_stride};
+  return vectors_bit(q, kVectorsQ) | vectors_bit(p.dout, kVectorsDout) | vectors_bit(p.new_k, kVectorsK) |
+         vectors_bit(p.new_v, kVectorsV);
+}
+
+// tile: of the list; part: the block's number in it. Without own rows begin is not below end.
+__device__ __forceinline__ Work work_of(const BackwardParams& p, const BackwardTile& tile, int part, int head) {
+  Work w;
+  w.s = read_sequence(p, tile.batch);
+  w.batch = tile.batch, w.head = head, w.begin = tile.begin + part * Config::kRows;
+  w.end = min(w.begin + Config::kRows, Config::kOfQueries ? w.s.num_q : key_extent(p, tile.batch));
+  w.first = w.last = 0, w.vectors = find_vectors(p);
+  const int last = (Config::kOfQueries ? w.end : min(w.end, w.s.num_keys)) - 1;  // that is seen, or sees
+  if (last < w.begin) return w;
+  Span seen = {w.seen_by(p, w.begin).begin, w.seen_by(p, last).end};
+  if constexpr (Config::kOfQueries) {
+    widen_keys_by_ranges(p, w.s, w.batch, w.begin, last, seen);
+  } else {
+    widen_by_ranges(p, w.s, w.batch, w.begin, last, seen);
+  }
+  if (seen.begin < seen.end) w.first = seen.begin / Config::kTile * Config::kTile, w.last = seen.end;
+  return w;
+}
+
+struct Smem {
+  static constexpr int kQueries = Config::kOfQueries ? Config::kRows : Config::kTile;
+  static constexpr int kOwnX = 0, kOwnY = kOwnX + Config::kRows * LayoutX::kPitch,
+                       kX = kOwnY + (Config::kWithDx ? Config::kRows * LayoutY::kPitch : 0),
+                       kY = kX + Config::kTile * LayoutX::kPitch, kStats = kY + Config::kTile * LayoutY::kPitch,
+                       kWork = kStats + kQueries * static_cast<int>(sizeof(RowStats)),
+                       kBytes = kWork + kernels::kMmaWorkBytes;
+  static_assert(sizeof(Work) <= kernels::kMmaWorkBytes && kWork % 16 == 0);
+  static_assert(kBytes == kernels::mma_backward_shared_bytes(Config::kHeadDimQk, Config::kHeadDimV, Config::kGradients,
+                                                             Config::kRows, Config::kTile, sizeof(RowStats)),
+                "the host asks for another size");
+  unsigned char* memory;
+  unsigned base;  // its shared address
+  __device__ __forceinline__ explicit Smem(unsigned char* shared)
+      : memory(shared), base(ptx::shared_address(shared)) {}
+  __device__ __forceinline__ Work& work() const { return *reinterpret_cast<Work*>(memory + kWork); }
+  __device__ __forceinline__ unsigned own_x() const { return base + kOwnX; }
+  __device__ __forceinline__ unsigned own_y() const { return base + kOwnY; }
+  __device__ __forceinline__ unsigned x() const { return base + kX; }
+  __device__ __forceinline__ unsigned y() const { return base + kY; }
+  __device__ __forceinline__ unsigned stats(int row) const {  // of the rows that are queries
+    return base + kStats + row * static_cast<int>(sizeof(RowStats));
+  }
+};
+
+}  // namespace attune::backward::mma

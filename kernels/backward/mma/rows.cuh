@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of q, k, v and dout to shared memory, as fp32; all threads of the block. Whatever is not there becomes 0.
+#pragma once
+
+#include "backward/mma/config.cuh"
+#include "ptx/shared.cuh"
+
+namespace attune::backward::mma {
+
+// Rows of one head.
+struct Rows {
+  const char* first;
+  long long row_stride, dim_stride;  // in elements
+  int count;                         // that are there
+  bool vectors;                      // rows lie at multiples of 16 bytes, channels side by side
+};
+
+// Rows from row `begin` on, of a sequence that has `rows` of them.
+template <class Array>
+__device__ __forceinline__ Rows rows_of(const Array& x, bool vectors, long long offset, int begin, int rows) {
+  return {x.data + offset * common::element_size(Config::kType), x.row_stride, x.dim_stride, rows - begin, vectors};
+}
+
+// Channels 4 chunk .. 4 chunk + 3 of the row that begins at `row`, or zeros.
+template <int kHeadDim>
+__device__ __forceinline__ void copy_chunk(unsigned to, const Rows& rows, const char* row, bool there, int chunk) {
+  constexpr int kSize = common::element_size(Config::kType);
+  const int channels = there ? min(max(kHeadDim - 4 * chunk, 0), 4) : 0;
+  const char* const from = channels > 0 ? row + 4 * chunk * rows.dim_stride * kSize : rows.first;
+  if constexpr (Config::kIsFp32) {
+    if (rows.vectors) {
+      ptx::copy_async<16>(to, from, 4 * channels);
+      return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < 4; ++i)
+      ptx::copy_async<4>(to + 4 * i, i < channels ? from + 4 * i * rows.dim_stride : from, i < channels ? 4 : 0);
+  } else {
+    unsigned x[4] = {};
+    if (rows.vectors && channels == 4) {
+      const uint2 pairs = *reinterpret_cast<const uint2*>(from);
+      const auto number = [](unsigned half) {
+        const unsigned short bits = static_cast<unsigned short>(half);
+        return __float_as_uint(Config::kType == common::kBFloat16 ? ptx::bf16_to_float(bits) : ptx::f16_to_float(bits));
+      };
+      x[0] = number(pairs.x), x[1] = number(pairs.x >> 16), x[2] = number(pairs.y), x[3] = number(pairs.y >> 16);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i < channels) x[i] = __float_as_uint(common::load_element(Config::kType, from, i * rows.dim_stride));
+      }
+    }
+    ptx::store_shared_four(to, x);
+  }
+}
+
+template <int kHeadDim, int kCount>
+__device__ __forceinline__ void copy_rows(unsigned to, const Rows& rows) {
+  using To = Layout<kernels::mma_lines(kHeadDim)>;
+  constexpr int kChunks = To::kPitch / 16, kLanes = kChunks >= 32 ? 32 : kChunks == 16 ? 16 : 8;  // of a row
+  constexpr int kStep = Config::kThreads / kLanes;
+  const int first = static_cast<int>(threadIdx.x) / kLanes, lane = static_cast<int>(threadIdx.x) % kLanes;
+  const char* from = rows.first + first * rows.row_stride * common::element_size(Config::kType);
+#pragma unroll 1  // else what addresses are made of is held in registers over the loop of tiles
+  for (int row = first; row < kCount; row += kStep) {
+#pragma unroll
+    for (int chunk = lane; chunk < kChunks; chunk += kLanes)
+      copy_chunk<kHeadDim>(to + To::offset(row, chunk), rows, from, row < rows.count, chunk);
+    from += kStep * rows.row_stride * common::element_size(Config::kType);
+  }
+}
+
+// x: q or k; row: from this one on.
+template <bool kQ, int kCount>
+__device__ __forceinline__ void copy_x(const BackwardParams& p, const Work& w, unsigned to, int head, int row) {
+  constexpr int kSize = common::element_size(Config::kType);
+  if constexpr (kQ) {
+    const long long at = q_offset(p, w.s, w.batch, p.q_batch_stride, p.q_row_stride) + row * p.q_row_stride +
+                         head * p.q_head_stride;
+    copy_rows<Config::kHeadDimQk, kCount>(
+        to, {p.q + at * kSize, p.q_row_stride, p.q_dim_stride, w.s.num_q - row, (w.vectors & kVectorsQ) != 0});
+  } else {
+    copy_rows<Config::kHeadDimQk, kCount>(to, rows_of(p.new_k, (w.vectors & kVectorsK) != 0,
+                                                      key_offset(w.s, w.batch, p.new_k, row, head), row, w.s.num_keys));
+  }
+}
+// y: dout or v.
+template <bool kQ, int kCount>
+__device__ __forceinline__ void copy_y(const BackwardParams& p, const Work& w, unsigned to, int head, int row) {
+  if constexpr (kQ) {
+    copy_rows<Config::kHeadDimV, kCount>(
+        to, rows_of(p.dout, (w.vectors & kVectorsDout) != 0, query_offset(p, w.s, w.batch, p.dout, row, head), row,
+                    w.s.num_q));
+  } else {
+    copy_rows<Config::kHeadDimV, kCount>(to, rows_of(p.new_v, (w.vectors & kVectorsV) != 0,
+                                                     key_offset(w.s, w.batch, p.new_v, row, head), row, w.s.num_keys));
+  }
+}
+// Of Smem::kQueries rows.
+__device__ __forceinline__ void copy_stats(const BackwardParams& p, const Smem& smem, int head, int row) {
+  const Work& w = smem.work();
+  const int i = static_cast<int>(threadIdx.x);
+  if (i >= Smem::kQueries) return;
+  const bool there = row + i < w.s.num_q;
+  ptx::copy_async<sizeof(RowStats)>(smem.stats(i), stats_of(p, w.s, w.batch, head) + (there ? row + i : 0),
+                                    there ? sizeof(RowStats) : 0);
+}
+
+__device__ __forceinline__ void copy_own(const BackwardParams& p, const Smem& smem) {
+  const Work& w = smem.work();
+  copy_x<Config::kOfQueries, Config::kRows>(p, w, smem.own_x(), w.head, w.begin);
+  if constexpr (Config::kWithDx) copy_y<Config::kOfQueries, Config::kRows>(p, w, smem.own_y(), w.head, w.begin);
+  if constexpr (Config::kOfQueries) copy_stats(p, smem, w.head, w.begin);
+}
+// The tile that begins at `row`. q_head: of the pairs.
+__device__ __forceinline__ void copy_tile(const BackwardParams& p, const Smem& smem, int q_head, int row) {
+  const Work& w = smem.work();
+  const int head = Config::kOfQueries ? kernels::divide(q_head, p.by_group) : q_head;
+  copy_x<!Config::kOfQueries, Config::kTile>(p, w, smem.x(), head, row);
+  copy_y<!Config::kOfQueries, Config::kTile>(p, w, smem.y(), head, row);
+  if constexpr (!Config::kOfQueries) copy_stats(p, smem, q_head, row);
+}
+
+}  // namespace attune::backward::mma

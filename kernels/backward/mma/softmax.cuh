@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// P and dS of the pairs that a thread has of a step: of own rows g and g + 8 of its warp, and columns of Scores. 0
+// where query and key do not see each other, by selection: what is masked may be NaN.
+#pragma once
+
+#include "backward/mma/products.cuh"
+#include "backward/scores.cuh"
+
+namespace attune::backward::mma {
+
+// This thread's first own row, of h = 0; its first column.
+__device__ __forceinline__ int own_row(const Work& w) {
+  return w.begin + static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+}
+__device__ __forceinline__ int first_column() { return static_cast<int>(threadIdx.x) % 4 * 2; }
+
+// Bit 4n + 2h + e: whether the pair counts. head: of q; row: the step's first one.
+__device__ __forceinline__ unsigned pairs_seen(const BackwardParams& p, const Work& w, int head, int row) {
+  const int first = row + first_column();
+  unsigned pairs = 0;
+  if constexpr (kKeyMasks) {
+#pragma unroll 1
+    for (int j = 0; j < 4 * kEights; ++j) {
+      const int own = own_row(w) + j / 2 % 2 * 8, other = first + j / 4 * 8 + j % 2;
+      const int query = Work::query(own, other), key = Work::key(own, other);
+      if (own < w.end && query < w.s.num_q && key < w.s.num_keys && sees(p, w.s, w.batch, query, head, key))
+        pairs |= 1u << j;
+    }
+  } else {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const Span seen = w.seen_by(p, own_row(w) + 8 * h);
+      const int begin = seen.begin - first, end = seen.end - first;
+#pragma unroll
+      for (int n = 0; n < kEights; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) pairs |= begin <= 8 * n + e && 8 * n + e < end ? 1u << (4 * n + 2 * h + e) : 0;
+      }
+    }
+  }
+  return pairs;
+}
+
+__device__ __forceinline__ void load_share(unsigned, kernels::RowStats&) {}
+__device__ __forceinline__ void load_share(unsigned at, kernels::SinkRowStats& stats) {
+  stats.share = ptx::load_shared(at + 8);
+}
+__device__ __forceinline__ RowStats load_stats(unsigned at) {
+  const float2 x = ptx::load_shared_pair(at);
+  RowStats stats = {x.x, x.y};
+  load_share(at, stats);
+  return stats;
+}
+
+// Turns products s = <q, k> into P and d = <dout, v> into dS. pairs: as pairs_seen() has them; row: the step's first
+// one; stats: of its rows, if these are queries, else of the own ones.
+__device__ __forceinline__ void make_p_and_ds(const BackwardParams& p, const Work& w, unsigned stats, unsigned pairs,
+                                              int head, int row, Scores& s, Scores& d) {
+  constexpr int kStats = sizeof(RowStats);
+  const backward::Scores scores(p);
+  const float slope = slope_of(p, w.batch, head);
+  const int own_first = own_row(w), column = first_column();
+  RowStats of_rows[2];
+  if constexpr (Config::kOfQueries) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) of_rows[h] = load_stats(stats + (own_first - w.begin + 8 * h) * kStats);
+  }
+#pragma unroll
+  for (int n = 0; n < kEights; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      RowStats of_column;
+      if constexpr (!Config::kOfQueries) of_column = load_stats(stats + (8 * n + column + e) * kStats);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const RowStats& of = Config::kOfQueries ? of_rows[h] : of_column;
+        const int own = own_first + 8 * h, other = row + 8 * n + column + e;
+        const int query = Work::query(own, other), key = Work::key(own, other);
+        const bool counts = (pairs >> (4 * n + 2 * h + e) & 1) != 0;
+        float &x = s[n][2 * h + e], &y = d[n][2 * h + e];
+        Score score = scores.of(x);
+        add_alibi(score, slope, static_cast<float>(w.s.num_keys - w.s.num_q + query - key));
+        if (kTables && counts) add_tables(score, p, w.s, head, query, key);
+        const float a = ptx::exp2_approx(score.value - of.lse2), share = share_of(of);
+        const float ds = a * score.slope * (share * y - of.delta);
+        x = counts ? a * share : 0.0f;
+        y = counts ? ds : 0.0f;
+      }
+    }
+  }
+}
+
+}  // namespace attune::backward::mma
