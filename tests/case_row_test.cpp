@@ -40,6 +40,15 @@ TEST(CaseRow, RefusesWhatIsNotJson) {
   EXPECT_THROW((void)cases::Row().with(R"({"causal": true})"), std::runtime_error);
 }
 
+TEST(CaseRow, RefusesPackedRowsThatCannotBe) {
+  const cases::Row packed(R"("heads": [2, 1], "head_dim": [8, 8], "seqlens_q": [3, 5], "strides": "packed")");
+  EXPECT_NO_THROW(make_case(packed));
+  EXPECT_THROW(make_case(packed.set("head_dim", {8, 4})), std::runtime_error);
+  EXPECT_THROW(make_case(packed.set("seqlens_kv", {3, 6})), std::runtime_error);
+  EXPECT_THROW(make_case(packed.set("seqused", true)), std::runtime_error);
+  EXPECT_NO_THROW(make_case(packed.with(R"("kv": "paged", "new_tokens": true, "seqlens_kv": [3, 6])")));
+}
+
 TEST(CaseRow, BecomesACase) {
   const cases::Case c = make_case(cases::Row(R"("heads": [4, 2], "seqlens_q": [3, 5])").set("dtype", "bf16"));
   EXPECT_EQ(c.name, "test/x");

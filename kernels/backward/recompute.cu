@@ -11,6 +11,8 @@ namespace attune::backward {
 
 constexpr bool kOfKeys = ATTUNE_OF_KEYS != 0;
 constexpr int kThreads = 256, kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
+// Two blocks leave a thread 128 registers, too few for rows of 256 channels.
+constexpr int kBlocksPerSm = kHeadDimQk > 192 || kHeadDimV > 192 ? 1 : 2;
 
 // A row over the lanes of a warp: channel lane + 32 i.
 template <int kChannels>
@@ -160,7 +162,7 @@ __device__ __forceinline__ void recompute_key(const Rows& rows, int key, int kv_
 
 }  // namespace attune::backward
 
-extern "C" __global__ void __launch_bounds__(attune::backward::kThreads, 2)
+extern "C" __global__ void __launch_bounds__(attune::backward::kThreads, attune::backward::kBlocksPerSm)
     attune_backward_recompute(const __grid_constant__ attune::kernels::BackwardParams p) {
   using namespace attune;
   using namespace attune::backward;

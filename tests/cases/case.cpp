@@ -209,6 +209,14 @@ Case read_case(const json& value, const std::string& area) {
   o.finish();
   if (c.seqlens_q.size() != c.seqlens_kv.size())
     throw std::runtime_error(o.where() + ": seqlens_q and seqlens_kv differ in size");
+  // q, k and v of a token are one row.
+  const bool dense = c.kv == KvSource::kDense;
+  if (c.strides == StrideMode::kPacked && (dense || c.new_tokens)) {
+    if (c.head_dim_qk != c.head_dim_v && !c.shared_kv)
+      throw std::runtime_error(o.where() + ": packed rows have one head_dim for q, k and v");
+    if (dense && (c.seqlens_kv != c.seqlens_q || c.seqused))
+      throw std::runtime_error(o.where() + ": packed rows have as many keys as queries, without seqused");
+  }
   if (c.cache.format != ATTUNE_KV_PLAIN) c.shared_kv = true;
   return c;
 }

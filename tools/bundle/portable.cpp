@@ -92,10 +92,10 @@ attune_attention latent_step(int64_t heads, bool sparse) {
   return a;
 }
 
-// Gradients of plain scores, all of them.
+// Gradients of plain scores: all of them; dq alone on sm_120, whose dk and dv spill (docs/kernels/backward-mma.md).
 cuda::backward::Config gradients(int head_dim, attune_dtype dtype, const cuda::Architecture& to) {
   cuda::backward::Config c{head_dim, head_dim, dtype};
-  c.gradients = kernels::kGradients;
+  c.gradients = to.capability >= 120 ? kernels::kGradientDq : kernels::kGradients;
   c.way = cuda::backward::Way::kMma;
   c.limits = {to.shared_per_sm, to.shared_a_block};
   return c;
