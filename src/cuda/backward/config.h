@@ -34,7 +34,7 @@ struct Config {
   bool with_sinks = false, with_dsinks = false, with_dlse = false;
   int64_t sink_tiles = 0;  // sums of dsinks of a head
   Way way = Way::kWgmma;
-  DeviceLimits limits;
+  DeviceLimits limits = {};
 
   static constexpr int kThreads = 384, kScheduleThreads = 1024, kRowThreads = 256;
   const char* name() const;
