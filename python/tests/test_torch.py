@@ -293,8 +293,8 @@ def test_operator_refuses_unknown_names():
 # ------------------------------------------------------------------------------------------------------------- overhead
 
 
-def best_of(function, rounds=7, count=2000):
-    """Microseconds a call, of the quietest round."""
+def best_of(function, rounds=1000, count=20):
+    """Microseconds a call, of the quietest round: short ones, as other processes may share the cores."""
     best = float("inf")
     for _ in range(rounds):
         start = time.perf_counter()
