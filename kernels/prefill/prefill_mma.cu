@@ -66,7 +66,7 @@ __device__ __forceinline__ void epilogue(const WorkTileParams& p, const WorkTile
   for (int m = 0; m < kM; ++m) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float row_sum = kUndoMaxOffset * sum_of_row(state.row_sum[m][h]);
+      const float row_sum = kUndoMaxOffset * quad_sum(state.row_sum[m][h]);
       const int row = Rows::row(m, h), token = t.token_begin + row;
       const bool is_there = row < t.num_tokens;
       float factor = 0;

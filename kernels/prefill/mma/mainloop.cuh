@@ -2,6 +2,8 @@
 // One key tile: S = Q K^T, the online softmax, O += P V. A warp has kRowTiles x 16 rows and all keys of the tile.
 #pragma once
 
+#include "common/lanes.cuh"
+#include "common/row_max.cuh"
 #include "prefill/mma/rows.cuh"
 #include "ptx/math.cuh"
 #include "ptx/matrix.cuh"
@@ -37,18 +39,7 @@ struct State {
   }
 };
 
-// Over the four lanes that hold a row.
-__device__ __forceinline__ float max_of_row(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-__device__ __forceinline__ float sum_of_row(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-__device__ __forceinline__ float finite_row_max(float x) { return x == -ptx::infinity() ? 0.0f : x; }
-
-using common::down_then_on, common::on_then_down;
+using common::down_then_on, common::finite_row_max, common::on_then_down, common::quad_max, common::quad_sum;
 
 // Fragments of Q, where they are held over the loop.
 using HeldQueries = unsigned[Config::kHoldsQ ? Config::kBlocksQk : 1][4];
@@ -205,7 +196,7 @@ __device__ __forceinline__ void softmax(float scale, float threshold, Scores& s,
       float largest = fmaxf(s[m][0][2 * h], s[m][0][2 * h + 1]);
 #pragma unroll
       for (int n = 1; n < kKeyTiles8; ++n) largest = fmaxf(largest, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
-      row_max[h] = scale * max_of_row(largest);
+      row_max[h] = scale * quad_max(largest);
       raises |= row_max[h] - state.row_max_ref[m][h] > threshold;
     }
     if (__any_sync(0xffffffffu, raises)) raise_row_max_ref(m, row_max, threshold, state);
