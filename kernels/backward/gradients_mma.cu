@@ -48,7 +48,7 @@ __device__ __forceinline__ void store_four(const GradientRows& to, bool vectors,
 
 // Stores this thread's channels of its two own rows.
 template <int kHeadDim, int kLines>
-__device__ __forceinline__ void store(const BackwardParams& p, const Work& w, const GradientRows& to,
+__device__ __forceinline__ void store(const BackwardParams& p, const WorkTile& w, const GradientRows& to,
                                       const Sums<kLines>& x, float factor) {
   if (to.data == nullptr) return;
   const bool vectors = to.dtype == common::kFloat32 && to.dim_stride == 1 &&
@@ -74,7 +74,7 @@ __device__ __forceinline__ void store(const BackwardParams& p, const Work& w, co
 }
 
 __device__ __forceinline__ void run(const BackwardParams& p, const Smem& smem) {
-  const Work& work = smem.work();
+  const WorkTile& work = smem.work();
   const unsigned warp = threadIdx.x / 32;
   Sums<Config::kLinesQk> dx;  // what a block does not compute has no registers
   Sums<Config::kLinesV> dv;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void run(const BackwardParams& p, const Smem& smem) {
       __syncthreads();  // the tile is there
 #pragma unroll 1
       for (int step = 0; step < Config::kTile; step += Config::kStep) {
-        const unsigned pairs = pairs_seen(p, work, head, row + step);
+        const unsigned pairs = visible_pairs(p, work, head, row + step);
         if (__any_sync(0xffffffffu, pairs != 0) == 0) continue;
         const unsigned x = smem.x() + step * LayoutX::kPitch, y = smem.y() + step * LayoutY::kPitch;
         Scores s, d = {};
@@ -118,11 +118,12 @@ extern "C" __global__ void __launch_bounds__(attune::backward::mma::Config::kThr
   ptx::wait_for_previous_kernels();
   BackwardList* const list = Config::kOfQueries ? p.q_list : p.kv_list;
   const int heads = Config::kOfQueries ? p.num_heads_q : p.num_heads_kv;
-  const int part = static_cast<int>(blockIdx.x) % Config::kBlocksOfTile,
-            item = static_cast<int>(blockIdx.x) / Config::kBlocksOfTile;
-  if (item / heads >= list->num_tiles) return;
+  const int slice = static_cast<int>(blockIdx.x) % Config::kBlocksOfTile,
+            work_tile_idx = static_cast<int>(blockIdx.x) / Config::kBlocksOfTile;
+  if (work_tile_idx / heads >= list->num_tiles) return;
   const mma::Smem smem(ptx::dynamic_shared());
-  if (threadIdx.x == 0) smem.work() = mma::work_of(p, tiles_of(list)[item / heads], part, item % heads);
+  if (threadIdx.x == 0)
+    smem.work() = mma::work_tile_of(p, tiles_of(list)[work_tile_idx / heads], slice, work_tile_idx % heads);
   __syncthreads();
   if (smem.work().begin < smem.work().end) mma::run(p, smem);
 }

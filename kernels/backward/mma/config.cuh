@@ -44,16 +44,16 @@ struct Layout {
 using LayoutX = Layout<Config::kLinesQk>;
 using LayoutY = Layout<Config::kLinesV>;
 
-// What a block has to do.
-struct Work {
+// The own rows of a block, and the rows of the other side that they see.
+struct WorkTile {
   SequenceInfo s;
   int batch, head;      // head: of the own side
   int begin, end;       // own rows
   int first, last;      // rows of the other side: from the first tile's first one to behind the last that counts
   int vectors;          // bits: q, dout, k and v lie at multiples of 16 bytes, channels side by side
 
-  // Rows of the other side that an own row has in sight by causality and windows.
-  __device__ __forceinline__ Span seen_by(const BackwardParams& p, int row) const {
+  // Rows of the other side that are visible to an own row by causality and windows.
+  __device__ __forceinline__ Span visible_to(const BackwardParams& p, int row) const {
     if (row >= end) return {0, 0};
     return Config::kOfQueries ? keys_of_query(p, s, row) : queries_of_key(p, s, row);
   }
@@ -75,16 +75,17 @@ __device__ __forceinline__ int find_vectors(const BackwardParams& p) {
          vectors_bit(p.new_v, kVectorsV);
 }
 
-// tile: of the list; part: the block's number in it. Without own rows begin is not below end.
-__device__ __forceinline__ Work work_of(const BackwardParams& p, const BackwardTile& tile, int part, int head) {
-  Work w;
+// tile: of the list; slice: the block's number in it. Without own rows begin is not below end.
+__device__ __forceinline__ WorkTile work_tile_of(const BackwardParams& p, const BackwardTile& tile, int slice,
+                                                 int head) {
+  WorkTile w;
   w.s = read_sequence(p, tile.batch);
-  w.batch = tile.batch, w.head = head, w.begin = tile.begin + part * Config::kRows;
+  w.batch = tile.batch, w.head = head, w.begin = tile.begin + slice * Config::kRows;
   w.end = min(w.begin + Config::kRows, Config::kOfQueries ? w.s.num_q : key_extent(p, tile.batch));
   w.first = w.last = 0, w.vectors = find_vectors(p);
   const int last = (Config::kOfQueries ? w.end : min(w.end, w.s.num_keys)) - 1;  // that is seen, or sees
   if (last < w.begin) return w;
-  Span seen = {w.seen_by(p, w.begin).begin, w.seen_by(p, last).end};
+  Span seen = {w.visible_to(p, w.begin).begin, w.visible_to(p, last).end};
   if constexpr (Config::kOfQueries) {
     widen_keys_by_ranges(p, w.s, w.batch, w.begin, last, seen);
   } else {
@@ -101,7 +102,7 @@ struct Smem {
                        kY = kX + Config::kTile * LayoutX::kPitch, kStats = kY + Config::kTile * LayoutY::kPitch,
                        kWork = kStats + kQueries * static_cast<int>(sizeof(RowStats)),
                        kBytes = kWork + kernels::kMmaWorkBytes;
-  static_assert(sizeof(Work) <= kernels::kMmaWorkBytes && kWork % 16 == 0);
+  static_assert(sizeof(WorkTile) <= kernels::kMmaWorkBytes && kWork % 16 == 0);
   static_assert(kBytes == kernels::mma_backward_shared_bytes(Config::kHeadDimQk, Config::kHeadDimV, Config::kGradients,
                                                              Config::kRows, Config::kTile, sizeof(RowStats)),
                 "the host asks for another size");
@@ -109,7 +110,7 @@ struct Smem {
   unsigned base;  // its shared address
   __device__ __forceinline__ explicit Smem(unsigned char* shared)
       : memory(shared), base(ptx::shared_address(shared)) {}
-  __device__ __forceinline__ Work& work() const { return *reinterpret_cast<Work*>(memory + kWork); }
+  __device__ __forceinline__ WorkTile& work() const { return *reinterpret_cast<WorkTile*>(memory + kWork); }
   __device__ __forceinline__ unsigned own_x() const { return base + kOwnX; }
   __device__ __forceinline__ unsigned own_y() const { return base + kOwnY; }
   __device__ __forceinline__ unsigned x() const { return base + kX; }

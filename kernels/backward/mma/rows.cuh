@@ -72,7 +72,7 @@ __device__ __forceinline__ void copy_rows(unsigned to, const Rows& rows) {
 
 // x: q or k; row: from this one on.
 template <bool kQ, int kCount>
-__device__ __forceinline__ void copy_x(const BackwardParams& p, const Work& w, unsigned to, int head, int row) {
+__device__ __forceinline__ void copy_x(const BackwardParams& p, const WorkTile& w, unsigned to, int head, int row) {
   constexpr int kSize = common::element_size(Config::kType);
   if constexpr (kQ) {
     const long long at = q_offset(p, w.s, w.batch, p.q_batch_stride, p.q_row_stride) + row * p.q_row_stride +
@@ -86,7 +86,7 @@ __device__ __forceinline__ void copy_x(const BackwardParams& p, const Work& w, u
 }
 // y: dout or v.
 template <bool kQ, int kCount>
-__device__ __forceinline__ void copy_y(const BackwardParams& p, const Work& w, unsigned to, int head, int row) {
+__device__ __forceinline__ void copy_y(const BackwardParams& p, const WorkTile& w, unsigned to, int head, int row) {
   if constexpr (kQ) {
     copy_rows<Config::kHeadDimV, kCount>(
         to, rows_of(p.dout, (w.vectors & kVectorsDout) != 0, query_offset(p, w.s, w.batch, p.dout, row, head), row,
@@ -98,7 +98,7 @@ __device__ __forceinline__ void copy_y(const BackwardParams& p, const Work& w, u
 }
 // Of Smem::kQueries rows.
 __device__ __forceinline__ void copy_stats(const BackwardParams& p, const Smem& smem, int head, int row) {
-  const Work& w = smem.work();
+  const WorkTile& w = smem.work();
   const int i = static_cast<int>(threadIdx.x);
   if (i >= Smem::kQueries) return;
   const bool there = row + i < w.s.num_q;
@@ -107,14 +107,14 @@ __device__ __forceinline__ void copy_stats(const BackwardParams& p, const Smem& 
 }
 
 __device__ __forceinline__ void copy_own(const BackwardParams& p, const Smem& smem) {
-  const Work& w = smem.work();
+  const WorkTile& w = smem.work();
   copy_x<Config::kOfQueries, Config::kRows>(p, w, smem.own_x(), w.head, w.begin);
   if constexpr (Config::kWithDx) copy_y<Config::kOfQueries, Config::kRows>(p, w, smem.own_y(), w.head, w.begin);
   if constexpr (Config::kOfQueries) copy_stats(p, smem, w.head, w.begin);
 }
 // The tile that begins at `row`. q_head: of the pairs.
 __device__ __forceinline__ void copy_tile(const BackwardParams& p, const Smem& smem, int q_head, int row) {
-  const Work& w = smem.work();
+  const WorkTile& w = smem.work();
   const int head = Config::kOfQueries ? kernels::divide(q_head, p.by_group) : q_head;
   copy_x<!Config::kOfQueries, Config::kTile>(p, w, smem.x(), head, row);
   copy_y<!Config::kOfQueries, Config::kTile>(p, w, smem.y(), head, row);

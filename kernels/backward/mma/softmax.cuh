@@ -9,27 +9,27 @@
 namespace attune::backward::mma {
 
 // This thread's first own row, of h = 0; its first column.
-__device__ __forceinline__ int own_row(const Work& w) {
+__device__ __forceinline__ int own_row(const WorkTile& w) {
   return w.begin + static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }
 __device__ __forceinline__ int first_column() { return static_cast<int>(threadIdx.x) % 4 * 2; }
 
 // Bit 4n + 2h + e: whether the pair counts. head: of q; row: the step's first one.
-__device__ __forceinline__ unsigned pairs_seen(const BackwardParams& p, const Work& w, int head, int row) {
+__device__ __forceinline__ unsigned visible_pairs(const BackwardParams& p, const WorkTile& w, int head, int row) {
   const int first = row + first_column();
   unsigned pairs = 0;
   if constexpr (kKeyMasks) {
 #pragma unroll 1
     for (int j = 0; j < 4 * kEights; ++j) {
       const int own = own_row(w) + j / 2 % 2 * 8, other = first + j / 4 * 8 + j % 2;
-      const int query = Work::query(own, other), key = Work::key(own, other);
+      const int query = WorkTile::query(own, other), key = WorkTile::key(own, other);
       if (own < w.end && query < w.s.num_q && key < w.s.num_keys && sees(p, w.s, w.batch, query, head, key))
         pairs |= 1u << j;
     }
   } else {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const Span seen = w.seen_by(p, own_row(w) + 8 * h);
+      const Span seen = w.visible_to(p, own_row(w) + 8 * h);
       const int begin = seen.begin - first, end = seen.end - first;
 #pragma unroll
       for (int n = 0; n < kEights; ++n) {
@@ -52,10 +52,10 @@ __device__ __forceinline__ RowStats load_stats(unsigned at) {
   return stats;
 }
 
-// Turns products s = <q, k> into P and d = <dout, v> into dS. pairs: as pairs_seen() has them; row: the step's first
+// Turns products s = <q, k> into P and d = <dout, v> into dS. pairs: as visible_pairs() has them; row: the step's first
 // one; stats: of its rows, if these are queries, else of the own ones.
-__device__ __forceinline__ void make_p_and_ds(const BackwardParams& p, const Work& w, unsigned stats, unsigned pairs,
-                                              int head, int row, Scores& s, Scores& d) {
+__device__ __forceinline__ void make_p_and_ds(const BackwardParams& p, const WorkTile& w, unsigned stats,
+                                              unsigned pairs, int head, int row, Scores& s, Scores& d) {
   constexpr int kStats = sizeof(RowStats);
   const backward::Scores scores(p);
   const float slope = slope_of(p, w.batch, head);
@@ -75,7 +75,7 @@ __device__ __forceinline__ void make_p_and_ds(const BackwardParams& p, const Wor
       for (int h = 0; h < 2; ++h) {
         const RowStats& of = Config::kOfQueries ? of_rows[h] : of_column;
         const int own = own_first + 8 * h, other = row + 8 * n + column + e;
-        const int query = Work::query(own, other), key = Work::key(own, other);
+        const int query = WorkTile::query(own, other), key = WorkTile::key(own, other);
         const bool counts = (pairs >> (4 * n + 2 * h + e) & 1) != 0;
         float &x = s[n][2 * h + e], &y = d[n][2 * h + e];
         Score score = scores.of(x);
