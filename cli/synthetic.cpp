@@ -51,16 +51,16 @@ void fill_normal(attune_dtype dtype, void* elements, int64_t n, double deviation
   draw<1>(out, n, table.data(), random);
 }
 
-void fill_mla_656(void* rows, int64_t n, cases::Random& random, float scale) {
+void fill_mla_656(void* rows, int64_t n, cases::Random& random) {
   constexpr int64_t kCodes = 512, kScales = 4, kRope = 64;
   auto* row = static_cast<std::byte*>(rows);
-  fill_normal(ATTUNE_FLOAT8_E4M3, row, n * kMla656Bytes, 1 / static_cast<double>(scale), random);
+  fill_normal(ATTUNE_FLOAT8_E4M3, row, n * kMla656Bytes, 1 / static_cast<double>(kE4m3Scale), random);
   std::vector<uint16_t> rope(static_cast<size_t>(n * kRope));
   fill_normal(ATTUNE_BFLOAT16, rope.data(), n * kRope, 1, random);
   for (int64_t i = 0; i < n; ++i, row += kMla656Bytes) {
     for (int64_t group = 0; group < kScales; ++group) {
-      const auto of_group = static_cast<float>(random.uniform(0.5, 1.5)) * scale;
-      std::memcpy(row + kCodes + group * 4, &of_group, sizeof(of_group));
+      const auto scale = static_cast<float>(random.uniform(0.5, 1.5)) * kE4m3Scale;
+      std::memcpy(row + kCodes + group * 4, &scale, sizeof(scale));
     }
     std::memcpy(row + kCodes + kScales * 4, rope.data() + i * kRope, kRope * sizeof(uint16_t));
   }

@@ -14,11 +14,12 @@ namespace attune::cli {
 // Fills n elements with mean 0 and the given deviation, about a nanosecond each.
 void fill_normal(attune_dtype dtype, void* elements, int64_t n, double deviation, cases::Random& random);
 
+// A normal number of deviation 1 stays far inside of e4m3's 448 with this scale, and uses most of its range.
+inline constexpr float kE4m3Scale = 0.0125f;
 // Bytes of a latent row of the format MLA-656.
 inline constexpr int64_t kMla656Bytes = 656;
 // Fills n such rows: codes, then what lies behind them in each row, scales and the channels that are not quantised.
-// scale: about what a code of 1 stands for.
-void fill_mla_656(void* rows, int64_t n, cases::Random& random, float scale = 0.0125f);
+void fill_mla_656(void* rows, int64_t n, cases::Random& random);
 
 class RowPool {
  public:
