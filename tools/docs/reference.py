@@ -157,7 +157,7 @@ def cpp_page(header):
     body = body.split("namespace attune {", 1)[1].split("}  // namespace attune\n")[0]
     seen = set()
     for chunk in chunks(body):
-        rule = re.match(r"// -{20,}\n// (.+)", chunk)
+        rule = re.match(r"// --- (.+)", chunk)
         if rule:
             page.append(f"## {rule[1].capitalize()}\n")
             continue
