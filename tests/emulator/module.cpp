@@ -57,23 +57,26 @@ std::string source_of(const cuda::KernelSpec& spec) {
   return (is_of_tests(spec) ? ATTUNE_SOURCE_DIR "/tests" : kernel_folder()) + "/" + spec.source;
 }
 
-// The compiler's command line up to the module's name. What a module calls is in the program,
-// but for the sanitizer's.
-std::string compiler_command(const cuda::KernelSpec& spec) {
+// Compiles a module's object, up to its name. ccache, where the build has it, knows the object in every checkout.
+std::string compile_command(const cuda::KernelSpec& spec) {
   const fs::path root = ATTUNE_SOURCE_DIR;
   // Of one that is watched, the loads and stores.
-  const char* const checks = is_watched()
-                                 ? "-g1 -fsanitize=thread -DATTUNE_EMULATOR_RACES"
-                                 : "-s -fsanitize=alignment -fno-sanitize-recover=alignment -Wl,--no-as-needed -lubsan";
-  std::string command =
-      std::string(ATTUNE_CXX_COMPILER) +
-      " -std=c++20 -Og -nostdinc++ -fPIC -fvisibility=hidden -shared -nostartfiles -nodefaultlibs -w " + checks +
-      " -x c++ -include '" + (root / "tests/emulator/device.h").string() +
-      "' -DATTUNE_EMULATED_SHARED=static -D__CUDA_ARCH__=" + std::to_string(10 * capability());
+  const char* const checks =
+      is_watched() ? "-g1 -fsanitize=thread -DATTUNE_EMULATOR_RACES" : "-fsanitize=alignment -fno-sanitize-recover=alignment";
+  std::string command = std::string(ATTUNE_CXX_LAUNCHER " " ATTUNE_CXX_COMPILER) +
+                        " -std=c++20 -Og -nostdinc++ -fPIC -fvisibility=hidden -w " + checks + " -x c++ -include '" +
+                        (root / "tests/emulator/device.h").string() +
+                        "' -DATTUNE_EMULATED_SHARED=static -D__CUDA_ARCH__=" + std::to_string(10 * capability());
   for (const std::string& folder : {(root / "tests/emulator").string(), (root / "tests").string(), kernel_folder()})
     command += " -I'" + folder + "'";
   for (const auto& [name, value] : spec.defines) command += " -D" + name + "=" + value;
-  return command + " '" + source_of(spec) + "' -o ";
+  return command + " -c '" + source_of(spec) + "' -o ";
+}
+
+// Links it, up to the module's name. What a module calls is in the program, but for the sanitizer's.
+std::string link_command() {
+  return std::string(ATTUNE_CXX_COMPILER) + " -shared -nostartfiles -nodefaultlibs " +
+         (is_watched() ? "" : "-s -Wl,--no-as-needed -lubsan ") + "-o ";
 }
 
 // Of all that a module is made from: the command, the compiler, the kernel's sources and what they include of the
@@ -96,18 +99,20 @@ std::string module_key(const cuda::KernelSpec& spec, const std::string& command)
 
 // Every test is a process of its own, and many ask for the same modules: they stay beside the program.
 fs::path module_of(const cuda::KernelSpec& spec) {
-  const std::string command = compiler_command(spec);
+  const std::string compile = compile_command(spec), link = link_command();
   // A module of this name and another key is of older sources.
   const std::string name = cuda::to_hex(cuda::sha256(cuda::module_name({spec.source, spec.defines}))).substr(0, 16) +
                            (is_watched() ? "w" : "") + std::to_string(capability()) + "-";
   const fs::path folder = fs::path(cuda::library_directory()) / "emulated",
-                 module = folder / (name + module_key(spec, command) + ".so");
+                 module = folder / (name + module_key(spec, compile + link) + ".so");
   if (fs::exists(module)) return module;
   fs::create_directories(folder);
-  const std::string scratch = module.string() + "." + std::to_string(getpid()), log = scratch + ".log";
-  const int status = std::system((command + "'" + scratch + "' 2>'" + log + "'").c_str());
+  const std::string scratch = module.string() + "." + std::to_string(getpid()), object = scratch + ".o", log = scratch + ".log";
+  const std::string commands = compile + "'" + object + "' && " + link + "'" + scratch + "' '" + object + "'";
+  const int status = std::system(("{ " + commands + "; } 2>'" + log + "'").c_str());
   const std::string words = read_file(log);
   fs::remove(log);
+  fs::remove(object);
   if (status != 0) throw std::runtime_error(cuda::spec_name(spec) + ": " + words);
   for (const auto& file : fs::directory_iterator(folder)) {
     const std::string other = file.path().filename().string();
