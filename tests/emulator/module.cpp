@@ -61,8 +61,8 @@ std::string source_of(const cuda::KernelSpec& spec) {
 std::string compile_command(const cuda::KernelSpec& spec) {
   const fs::path root = ATTUNE_SOURCE_DIR;
   // Of one that is watched, the loads and stores.
-  const char* const checks =
-      is_watched() ? "-g1 -fsanitize=thread -DATTUNE_EMULATOR_RACES" : "-fsanitize=alignment -fno-sanitize-recover=alignment";
+  const char* const checks = is_watched() ? "-g1 -fsanitize=thread -DATTUNE_EMULATOR_RACES"
+                                          : "-fsanitize=alignment -fno-sanitize-recover=alignment";
   std::string command = std::string(ATTUNE_CXX_LAUNCHER " " ATTUNE_CXX_COMPILER) +
                         " -std=c++20 -Og -nostdinc++ -fPIC -fvisibility=hidden -w " + checks + " -x c++ -include '" +
                         (root / "tests/emulator/device.h").string() +
@@ -107,7 +107,8 @@ fs::path module_of(const cuda::KernelSpec& spec) {
                  module = folder / (name + module_key(spec, compile + link) + ".so");
   if (fs::exists(module)) return module;
   fs::create_directories(folder);
-  const std::string scratch = module.string() + "." + std::to_string(getpid()), object = scratch + ".o", log = scratch + ".log";
+  const std::string scratch = module.string() + "." + std::to_string(getpid()), object = scratch + ".o",
+                    log = scratch + ".log";
   const std::string commands = compile + "'" + object + "' && " + link + "'" + scratch + "' '" + object + "'";
   const int status = std::system(("{ " + commands + "; } 2>'" + log + "'").c_str());
   const std::string words = read_file(log);
