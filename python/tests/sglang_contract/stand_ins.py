@@ -12,6 +12,11 @@ import torch
 from transformers.utils import is_torchvision_available
 
 
+def make_mock(name):
+    """A module of which everything can be imported."""
+    sys.modules["sglang_platform_stubs"]._make_mock(name)
+
+
 def install():
     sglang = pathlib.Path(importlib.util.find_spec("sglang").submodule_search_locations[0])
     spec = importlib.util.spec_from_file_location("sglang_platform_stubs", sglang / "_platform_stubs.py")
@@ -25,7 +30,7 @@ def install():
         stubs.install_platform_stubs()
     if not is_torchvision_available():  # which remembers it
         for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.functional"):
-            stubs._make_mock(name)
+            make_mock(name)
 
 
 install()

@@ -16,51 +16,16 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 
-VOCABULARY, NEW_TOKENS = 512, 24
+sys.path.insert(1, str(pathlib.Path(__file__).parents[1]))
+import tiny_models  # noqa: E402
+
+NEW_TOKENS = 24
 PROMPTS = (1, 5, 40, 200, 333, 64, 17, 128)  # tokens; those of a step are at most 256, so the long ones are in chunks beside decode
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 16, "max_position_embeddings": 2048,
-         "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False}
-
-
-def llama():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(LlamaConfig(**SIZES, intermediate_size=1024, num_key_value_heads=4, head_dim=64))
-
-
-def gpt_oss():
-    """Sinks, and a sliding window in every other layer. Each token goes to all experts: a choice would turn what rounding makes of two
-    near router logits into another expert, and so into logits that are far apart."""
-    from transformers import GptOssConfig, GptOssForCausalLM
-
-    return GptOssForCausalLM(GptOssConfig(
-        **SIZES, intermediate_size=512, num_key_value_heads=4, head_dim=64, sliding_window=32, num_local_experts=4, num_experts_per_tok=4,
-        layer_types=["sliding_attention", "full_attention"] * 2))
-
-
-def deepseek():
-    """Latent attention; no experts."""
-    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
-
-    return DeepseekV2ForCausalLM(DeepseekV2Config(
-        **SIZES, intermediate_size=1024, num_key_value_heads=16, q_lora_rank=None, kv_lora_rank=512, qk_nope_head_dim=128,
-        qk_rope_head_dim=64, v_head_dim=128, first_k_dense_replace=4, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=256,
-        n_shared_experts=1, n_group=1, topk_group=1))
-
-
-MODELS = {"llama": llama, "gpt_oss": gpt_oss, "deepseek": deepseek}
+MODELS = {"llama": tiny_models.llama, "gpt_oss": tiny_models.gpt_oss, "deepseek": tiny_models.deepseek_v2}
 
 
 def write(model, folder):
-    torch.manual_seed(0)
-    made = MODELS[model]().float()
-    with torch.no_grad():
-        for name, parameter in made.named_parameters():
-            if name.endswith("sinks"):
-                parameter.uniform_(-1, 2)
-            elif parameter.dim() > 1:
-                parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5)  # so that attention and logits are far from uniform
-    made.to(torch.bfloat16).save_pretrained(folder / model)
+    tiny_models.make(MODELS[model]).to(torch.bfloat16).save_pretrained(folder / model)
 
 
 def generate(folder, model, backend, graphs):
@@ -73,7 +38,7 @@ def generate(folder, model, backend, graphs):
     llm = LLM(model=str(folder / model), skip_tokenizer_init=True, dtype="bfloat16", attention_backend=backend, max_model_len=1024,
               max_num_seqs=len(PROMPTS), max_num_batched_tokens=256, gpu_memory_utilization=0.05, kv_cache_memory_bytes=1 << 28, seed=0, **how)
     generator = torch.Generator().manual_seed(1)
-    prompts = [{"prompt_token_ids": torch.randint(3, VOCABULARY, (length,), generator=generator).tolist()} for length in PROMPTS]
+    prompts = [{"prompt_token_ids": torch.randint(3, tiny_models.VOCABULARY, (length,), generator=generator).tolist()} for length in PROMPTS]
     sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=2, detokenize=False)
     requests = []
     for request in llm.generate(prompts, sampling, use_tqdm=False):
