@@ -73,12 +73,23 @@ class Engine:
             layer.bind_kv_cache(caches[owner(layer)])
         self.builder = self.groups[0][0].get_metadata_builder(0)
 
+    def stored_tokens(self, length):
+        """How many of a request's first tokens are in this engine's cache."""
+        return length
+
+    def slot(self, request, position):
+        """Where a token is in this engine's cache; PAD_SLOT where it is not."""
+        return int(self.tables[request][position // BLOCK_SIZE]) * BLOCK_SIZE + position % BLOCK_SIZE
+
+    def more_metadata(self, lengths):
+        return {}
+
     def step(self, queries, *, pad_tokens=0, pad_reqs=0, max_query_len=None, capture=False):
         """Makes metadata for queries: request -> new tokens; in the order of the dict. Padding is as for a full CUDA graph."""
         for request, count in queries.items():
             self.lengths[request] = self.lengths.get(request, 0) + count
             table = self.tables.setdefault(request, [])
-            while len(table) * BLOCK_SIZE < self.lengths[request]:
+            while len(table) * BLOCK_SIZE < self.stored_tokens(self.lengths[request]):
                 table.append(self.free.pop())
         counts = list(queries.values()) + [0] * pad_reqs
         tokens, reqs = sum(counts), len(counts)
@@ -91,13 +102,13 @@ class Engine:
             blocks = self.tables[request]
             table[row, : len(blocks)] = torch.tensor([int(block) for block in blocks])
             for position in range(self.lengths[request] - count, self.lengths[request]):
-                slots[0, at] = int(blocks[position // BLOCK_SIZE]) * BLOCK_SIZE + position % BLOCK_SIZE
+                slots[0, at] = self.slot(request, position)
                 at += 1
         self.slots = {layer.layer_name: slots[0] for layer in self.layers}
         self.metadata = build_attn_metadata(
             self.groups, reqs, tokens + pad_tokens, starts, starts.clone(), max(counts) if max_query_len is None else max_query_len,
             lengths, 2048 if capture else int(lengths.max()), [table], slots, self.cache_config,
-            seq_lens_cpu_upper_bound=lengths.clone(), for_cudagraph_capture=capture)
+            seq_lens_cpu_upper_bound=lengths.clone(), for_cudagraph_capture=capture, **self.more_metadata(lengths))
         self.queries = queries
         return self.metadata[self.layers[0].layer_name]
 

@@ -26,7 +26,7 @@ def engine_capability() -> Capability | None:
 
 def refusal(capability: Capability | None, *, num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype,
             kv_cache_dtype: str | None, block_size: int | None, sinks: bool = False, alibi: bool = False, topk: int | None = None,
-            **fields: Any) -> str | None:
+            returns_lse: bool = False, **fields: Any) -> str | None:
     """Why no kernel takes such a decode step or such a prompt; None where all is covered.
 
     topk: keys of a list for each token. fields: arguments of attune.attention without arrays. With head_dim_v, V is part of K, as in
@@ -59,6 +59,8 @@ def refusal(capability: Capability | None, *, num_heads: int, num_kv_heads: int,
         fields["alibi_slopes"] = spec(num_heads, dtype=torch.float32)
     for rows, batch in ((2, 2), (64, 2)):
         call = {"q": spec(rows, num_heads, head_size, dtype=dtype), **fields}
+        if returns_lse:
+            call["lse"] = spec(rows, num_heads, dtype=torch.float32)
         if topk is not None:
             call.update(indices=spec(rows, topk), topk_length=spec(rows))
         else:

@@ -17,7 +17,7 @@ class Kinds:
 
     def __init__(self, vllm_config: Any, layer_names: list[str], of: type[Any]) -> None:
         self._vllm_config, self._layer_names, self._of = vllm_config, layer_names, of
-        self._found: list[tuple[Any, Any]] | None = None
+        self._found: list[tuple[Any, Any, Any]] | None = None
 
     def make_plans(self, step: Step) -> None:
         """So that none has to be made while a graph is captured. Does nothing before vLLM has bound the caches."""
@@ -27,13 +27,13 @@ class Kinds:
             layers = get_layers_from_vllm_config(self._vllm_config, AttentionLayerBase, self._layer_names).values()
             if any(layer.kv_cache.numel() == 0 for layer in layers):
                 return
-            kinds: dict[str, tuple[Any, Any]] = {}
+            kinds: dict[str, tuple[Any, Any, Any]] = {}
             for layer, impl in self._impls(layers):
                 impl.cache(layer, layer.kv_cache)  # completes its kind
-                kinds.setdefault(impl.kind, (layer, impl))
+                kinds.setdefault(impl.form.kind, (layer, impl, impl.form))
             self._found = list(kinds.values())
-        for layer, impl in self._found:
-            step.plan(impl, impl.cache(layer, layer.kv_cache))
+        for layer, impl, form in self._found:
+            step.plan(form, impl.cache(layer, layer.kv_cache))
 
     def _impls(self, layers: Any) -> Iterator[tuple[Any, Any]]:
         for layer in layers:
