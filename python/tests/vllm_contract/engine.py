@@ -182,4 +182,7 @@ class Engine:
             q[:tokens].float().numpy(), np.concatenate([history[:, 0] for history in histories]),
             np.concatenate([history[:, 1] for history in histories]), cu_seqlens_q=np.int32([0, *np.cumsum(counts)]),
             cu_seqlens_kv=np.int32([0, *np.cumsum([len(history) for history in histories])]), **fields)
-        assert_attention(out[:tokens].float().numpy(), None, None, expected, dtype_name(q))
+        self.compare(layer, out[:tokens], expected, dtype_name(q))
+
+    def compare(self, layer, out, expected, dtype):
+        assert_attention(out.float().numpy(), None, None, expected, dtype)

@@ -11,6 +11,7 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, Att
 
 from .._plans import Plans
 from .._step import Step
+from .output_scales import Known, OutputScales
 from .step import Kinds
 
 
@@ -19,6 +20,7 @@ class AttuneMetadata(AttentionMetadata):
     num_actual_tokens: int
     slot_mapping: torch.Tensor  # int64 [tokens]
     step: Step
+    output_scales: OutputScales
 
 
 class AttuneMetadataBuilder(AttentionMetadataBuilder[AttuneMetadata]):
@@ -30,6 +32,7 @@ class AttuneMetadataBuilder(AttentionMetadataBuilder[AttuneMetadata]):
         from .impl import AttuneImpl
 
         self._plans = Plans(device)
+        self._output_scales: Known = {}
         self._kinds = Kinds(vllm_config, layer_names, AttuneImpl)
 
     def build(self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata,
@@ -43,4 +46,4 @@ class AttuneMetadataBuilder(AttentionMetadataBuilder[AttuneMetadata]):
         step = Step.of(self._plans, common.num_actual_tokens, common.num_reqs, common.max_query_len, common.max_seq_len,
                        common.query_start_loc, common.seq_lens, common.block_table_tensor)
         self._kinds.make_plans(step)
-        return AttuneMetadata(common.num_actual_tokens, common.slot_mapping, step)
+        return AttuneMetadata(common.num_actual_tokens, common.slot_mapping, step, OutputScales(self._output_scales))

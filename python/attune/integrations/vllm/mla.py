@@ -86,15 +86,15 @@ class AttuneMLAImpl(MLACommonImpl[AttuneMLAMetadata]):
                          attn_type, kv_sharing_target_layer_name, **mla)
         self.supports_quant_query_input = False
         self.num_kv_heads, self.head_size_v = 1, self.kv_lora_rank
-        self.dtype = torch.get_default_dtype()
+        self.dtype = self.out_dtype = torch.get_default_dtype()
         self.arrays: dict[str, torch.Tensor | None] = {}
         self.fields: dict[str, Any] = {"causal": True, "softmax_scale": self.scale, "head_dim_v": self.kv_lora_rank}
         self.kind = repr((num_heads, head_size, self.dtype, kv_cache_dtype, self.fields))
         self.returns_lse = self.need_to_return_lse_for_decode
-        self.form: Attending = self
+        self.forms: list[Attending] = [self]
         if self.dcp_world_size > 1:
-            self.form = Form.of(self, num_heads=num_heads * self.dcp_world_size)
-        refused = coverage.refusal(coverage.engine_capability(), num_heads=self.form.num_heads, num_kv_heads=1, head_size=head_size,
+            self.forms = [Form.of(self, num_heads=num_heads * self.dcp_world_size)]
+        refused = coverage.refusal(coverage.engine_capability(), num_heads=self.forms[0].num_heads, num_kv_heads=1, head_size=head_size,
                                    dtype=self.dtype, kv_cache_dtype=kv_cache_dtype, block_size=None, returns_lse=self.returns_lse,
                                    **self.fields)
         if refused is not None:
@@ -116,9 +116,9 @@ class AttuneMLAImpl(MLACommonImpl[AttuneMLAMetadata]):
         assert decode is not None
         q = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
         out = q.new_empty(*q.shape[:-1], self.kv_lora_rank)
-        lse = q.new_empty(q.shape[:-1], dtype=torch.float32) if self.returns_lse else None
-        decode.step.attend(self.form, q, self.cache(layer, kv_c_and_k_pe_cache), out, lse)
-        return out, lse
+        outputs = {"lse": q.new_empty(q.shape[:-1], dtype=torch.float32)} if self.returns_lse else {}
+        decode.step.attend(self.forms[0], q, self.cache(layer, kv_c_and_k_pe_cache), out, **outputs)
+        return out, outputs.get("lse")
 
 
 class AttuneMLABackend(Validated, MLACommonBackend):

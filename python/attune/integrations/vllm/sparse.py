@@ -114,9 +114,9 @@ class AttuneMLASparseImpl(SparseMLACommonImpl[AttuneMLASparseMetadata]):
         self.topk = _TOPK if self.topk_indices_buffer is None else self.topk_indices_buffer.shape[1]
         self.supports_quant_query_input = False
         self.num_kv_heads, self.head_size_v = 1, self.kv_lora_rank
-        self.dtype = torch.get_default_dtype()
+        self.dtype = self.out_dtype = torch.get_default_dtype()
+        self.returns_lse, self.forms = False, [self]
         self.arrays: dict[str, torch.Tensor | None] = {}
-        self.returns_lse, self.form = False, self
         self.fields: dict[str, Any] = {"softmax_scale": self.scale, "head_dim_v": self.kv_lora_rank}
         self.kind = repr((num_heads, head_size, self.dtype, kv_cache_dtype, self.topk, self.fields))
         refused = coverage.refusal(coverage.engine_capability(), num_heads=num_heads, num_kv_heads=1, head_size=head_size,

@@ -30,7 +30,8 @@ class Kinds:
             kinds: dict[str, tuple[Any, Any, Any]] = {}
             for layer, impl in self._impls(layers):
                 impl.cache(layer, layer.kv_cache)  # completes its kind
-                kinds.setdefault(impl.form.kind, (layer, impl, impl.form))
+                for form in impl.forms:
+                    kinds.setdefault(form.kind, (layer, impl, form))
             self._found = list(kinds.values())
         for layer, impl, form in self._found:
             step.plan(form, impl.cache(layer, layer.kv_cache))
