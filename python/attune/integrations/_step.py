@@ -90,9 +90,10 @@ class Step:
         self._runner(impl, cache)(q=q, cache=cache, out=out, seqused_kv=self.seq_lens, cu_seqlens_q=self.query_start_loc,
                                   **impl.arrays, **self.masks, **outputs)
 
-    def attend_new(self, impl: Attending, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
+    def attend_new(self, impl: Attending, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+                   **outputs: torch.Tensor) -> None:
         """As `attend`, of the step's own tokens among themselves: k, v [num_tokens, num_kv_heads, ...]."""
-        self._runner(impl, None)(q=q, k=k, v=v, out=out, cu_seqlens_q=self.query_start_loc, **impl.arrays)
+        self._runner(impl, None)(q=q, k=k, v=v, out=out, cu_seqlens_q=self.query_start_loc, **impl.arrays, **outputs)
 
     def _runner(self, impl: Attending, cache: attune.KVCache | None) -> Any:
         found = self.scheduled.get(impl.kind)

@@ -1,194 +1,151 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode context parallelism under vLLM's own layers and its own code for it: the keys of a sequence are split over ranks, each rank
-attends to its own, and vLLM combines outputs by their lse. A rank is a thread of this process. Of vLLM's code one function is not its
-own, a Triton kernel, whose place vLLM's reference of it for the CPU takes."""
+"""Decode context parallelism of ATTUNE, with vLLM's own layers, metadata and code for it: the keys of a sequence are split over ranks that
+have the same KV head, and each rank's output is that of its heads over all keys."""
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
+import re
 
 import pytest
 import torch
-from vllm.distributed import parallel_state
-from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionCGSupport
-from vllm.v1.attention.backends.utils import get_dcp_local_seq_lens
-from vllm.v1.attention.ops import dcp
 from vllm.v1.worker.cp_utils import check_attention_cp_compatibility
 
 from attune.integrations.vllm import coverage
-from contract import ASKED
-from contract_mla import HEADS, LATENT, NOPE, ROPE, V, AttuneMLABackend, AttuneMLAImpl, MlaEngine
-from engine import BLOCK_SIZE, PAD_SLOT
+from attune.integrations.vllm.impl import AttuneImpl
+from contract import KINDS, serve
+from contract_outputs import E4M3, QuantisedEngine
+from engine import BLOCK_SIZE, Engine
+from ranks import Sharded, ranks  # noqa: F401  a fixture
 
 
-class Ranks:
-    """As vLLM's GroupCoordinator, of threads."""
-
-    device_group = None
-
-    def __init__(self, world_size):
-        self.world_size, self._here = world_size, threading.local()
-        self._barrier, self._given = threading.Barrier(world_size, timeout=60), [None] * world_size
-
-    @property
-    def rank_in_group(self):
-        return self._here.rank
-
-    def be(self, rank):
-        """Makes the caller a rank."""
-        self._here.rank = rank
-
-    def run(self, function):
-        """-> function(rank) of each rank, all at once."""
-        def one(rank):
-            self.be(rank)
-            try:
-                return function(rank)
-            except BaseException:
-                self._barrier.abort()
-                raise
-
-        with ThreadPoolExecutor(self.world_size) as pool:
-            return list(pool.map(one, range(self.world_size)))
-
-    def _all(self, tensor):
-        self._given[self.rank_in_group] = tensor
-        self._barrier.wait()
-        given = list(self._given)
-        self._barrier.wait()
-        return given
-
-    def all_gather(self, tensor, dim):
-        return torch.cat(self._all(tensor), dim)
-
-    def reduce_scatter(self, tensor, dim):
-        return torch.stack(self._all(tensor)).sum(0).chunk(self.world_size, dim)[self.rank_in_group]
-
-
-def correct_attn_out(out, lses, cp_rank, ctx, is_lse_base_on_e=True):
-    """A rank's part of vLLM's sum over ranks, and the lse of all: the others' outputs are 0."""
-    outs = torch.zeros(len(lses), *out.shape)
-    outs[cp_rank] = out
-    return dcp._lse_weighted_combine(outs, lses, return_lse=True, is_lse_base_on_e=is_lse_base_on_e)
-
-
-@pytest.fixture(params=[2, 3, 4])
-def ranks(request, monkeypatch):
-    torch.manual_seed(0)
-    group = Ranks(request.param)
-    monkeypatch.setattr(parallel_state, "_DCP", group)
-    monkeypatch.setattr(dcp, "correct_attn_out", correct_attn_out)
-    group.be(0)
-    return group
-
-
-class Sharded:
-    """An engine of a rank: what is in its cache, as vLLM lays a sequence out over ranks."""
-
-    rank, world_size, interleave = 0, 1, 1
-
-    def place(self, position):
-        """(rank that has a token, its number there): interleave tokens to each rank in turn."""
-        turn, left = divmod(position, self.interleave)
-        rounds, owner = divmod(turn, self.world_size)
-        return owner, rounds * self.interleave + left
-
-    def slot(self, request, position):
-        owner, here = self.place(position)
-        return super().slot(request, here) if owner == self.rank else PAD_SLOT
-
-    def local(self, lengths):
-        return get_dcp_local_seq_lens(lengths, self.world_size, self.rank, self.interleave)
-
-    def stored_tokens(self, length):
-        here = int(self.local(torch.tensor([length]))[0])
-        assert here == sum(self.place(position)[0] == self.rank for position in range(length))
-        return here
-
-    def more_metadata(self, lengths):
-        return {"dcp_local_seq_lens": self.local(lengths), "dcp_local_seq_lens_cpu_upper_bound": self.local(lengths)}
-
-
-class MlaRank(Sharded, MlaEngine):
-    def __init__(self, rank, group, interleave, **options):
+class Rank(Sharded, Engine):
+    def __init__(self, rank, group, interleave, layers, **options):
         self.rank, self.world_size, self.interleave = rank, group.world_size, interleave
         group.be(rank)
-        super().__init__(decode_context_parallel_size=group.world_size, tensor_parallel_size=group.world_size,
-                         cp_kv_cache_interleave_size=interleave, **options)
+        super().__init__(layers, **{"heads": 4, **options}, heads_kv=1, decode_context_parallel_size=group.world_size,
+                         tensor_parallel_size=group.world_size, cp_kv_cache_interleave_size=interleave)
+
+    def stored(self, layer, request):
+        """Of all ranks."""
+        length, parts = self.lengths[request], []
+        for engine in self.all:
+            engine.lengths[request] = engine.stored_tokens(length)
+            parts.append(Engine.stored(engine, engine.layers[self.layers.index(layer)], request))
+            engine.lengths[request] = length
+        places = [self.place(position) for position in range(length)]
+        return torch.stack([parts[owner][here] for owner, here in places])
 
 
-def mla_ranks(group, interleave, **options):
-    engines = [MlaRank(rank, group, interleave, **options) for rank in range(group.world_size)]
-    for engine in engines:
-        engine.latents = engines[0].latents  # the keys are those of one sequence; heads and projections are each rank's own
-    return engines
+class Rank8(Rank):
+    """Its outputs have 8 bits."""
+
+    scale, compare = 0.01, QuantisedEngine.compare
+
+    @property
+    def scales(self):
+        return dict.fromkeys(self.layers, torch.tensor([self.scale]))
 
 
-def run(group, engines, queries, **padding):
-    """A step on all ranks; each one's output is compared with attention of its heads over all keys."""
-    made = [engine.step(queries, **padding) for engine in engines]
-    tokens = sum(queries.values())
-    for i in range(len(engines[0].layers)):
-        for request in queries:
-            for engine in engines:
-                engine.fill(engine.layers[i], request)
-        q = [torch.randn(made[0].num_actual_tokens, HEADS, NOPE + ROPE) for _ in engines]
-        out = [torch.full((len(q[0]), HEADS * V), torch.nan) for _ in engines]
+class Parallel:
+    """The ranks as one engine: `serve` runs it."""
 
-        def forward(rank, i=i, q=q, out=out):
-            layer = engines[rank].layers[i]
-            layer.forward_impl(q[rank], torch.zeros(len(q[rank]), LATENT), torch.zeros(len(q[rank]), 1, ROPE), layer.kv_cache, made[rank],
-                               output=out[rank])
+    def __init__(self, group, interleave, layers, of=Rank, **options):
+        self.group, self.eight_bit = group, of is Rank8
+        self.engines = [of(rank, group, interleave, layers, **options) for rank in range(group.world_size)]
+        for engine in self.engines:
+            engine.all = self.engines
 
-        group.run(forward)
-        for rank, engine in enumerate(engines):
-            latents = {request: engine.fill(engine.layers[i], request) for request in queries}
-            engine.check(engine.layers[i], q[rank][:tokens].double(), out[rank][:tokens].view(-1, HEADS, V), queries, latents)
-    return made
+    def run(self, queries, *, checked=True, pad_rows=0, **padding):
+        first = self.engines[0]
+        made = [engine.step(queries, **padding) for engine in self.engines]
+        rows = sum(queries.values()) + padding.get("pad_tokens", 0) + pad_rows
+        for i in range(len(first.layers)):
+            k, v = (torch.randn(rows, 1, first.d).to(first.dtype) for _ in range(2))
+            q = [torch.randn(rows, first.heads, first.d).to(first.dtype) for _ in self.engines]
+            out = [torch.full_like(q[0], torch.nan).to(E4M3 if self.eight_bit else first.dtype) for _ in self.engines]
+
+            def forward(rank, i=i, q=q, k=k, v=v, out=out):
+                engine = self.engines[rank]
+                layer = engine.layers[i]
+                layer.impl.do_kv_cache_update(layer, k, v, layer.kv_cache, engine.slots[layer.layer_name])
+                scale = engine.scales[layer] if self.eight_bit else None
+                layer.impl.forward(layer, q[rank], k, v, layer.kv_cache, made[rank], out[rank], scale)
+
+            self.group.run(forward)
+            for engine in self.engines:
+                engine.remember(engine.layers[i], k, v)
+            for rank, engine in enumerate(self.engines if checked else []):
+                engine.check(engine.layers[i], q[rank], out[rank])
+        return made
 
 
 @pytest.mark.parametrize("interleave", [1, 4, BLOCK_SIZE])
-def test_decode_of_latent_attention(ranks, interleave):
-    engines = mla_ranks(ranks, interleave)
-    for engine in engines:
-        engine.lengths = {"a": 100, "b": 0, "c": 17, "d": 3}  # some ranks have none of b's keys, or of d's
-    run(ranks, engines, {"a": 1, "b": 1, "c": 1, "d": 1})
-    made = run(ranks, engines, {"d": 1, "a": 1}, pad_tokens=2, pad_reqs=2)
-    assert all(metadata.decode.step.query_start_loc is None for metadata in made)
+def test_prompts_decode_and_speculative_tokens(ranks, interleave):
+    serve(Parallel(ranks, interleave, [{}, {}]))
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_speculative_tokens_are_prompts(ranks):
-    """Their masks differ from rank to rank. So graphs are of single tokens."""
-    (engine, _) = mla_ranks(ranks, 1, speculative_tokens=3)
-    assert engine.builder.reorder_batch_threshold == 1
-    assert engine.builder.get_cudagraph_support(engine.config, None) == AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+@pytest.mark.parametrize("kind", ["sinks", "softcap"])
+def test_kinds_of_layers(ranks, kind):
+    layer = {**KINDS[kind], "sinks": torch.linspace(-1, 2, 4)} if kind == "sinks" else KINDS[kind]
+    serve(Parallel(ranks, 4, [layer]))
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_outputs_of_8_bits_over_a_cache_of_8_bits(ranks):
+    parallel = Parallel(ranks, 1, [{}], of=Rank8, kv_cache_dtype="int8_per_token_head", dtype=torch.bfloat16)
+    parallel.run({"a": 20, "b": 30}, checked=False)  # whose own tokens attend to what they were, not to what is stored
+    for _ in range(3):
+        parallel.run({"b": 1, "a": 1})
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_outputs_of_8_bits(ranks):
+    serve(Parallel(ranks, 1, [{}], of=Rank8))
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_plans_are_made_with_the_metadata(ranks):
+    parallel = Parallel(ranks, 1, [{}, KINDS["softcap"], {}])
+    for queries, of_a_kind in (({"a": 20, "b": 3}, 2), ({"a": 1, "b": 1}, 1)):
+        before = [len(engine.builder._plans._plans) for engine in parallel.engines]
+        for engine in parallel.engines:
+            engine.step(queries)
+        made = [len(engine.builder._plans._plans) for engine in parallel.engines]
+        assert [count - past for count, past in zip(made, before)] == [2 * of_a_kind] * 2
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_graphs_read_lengths_where_they_were(ranks):
+    (engine, _) = Parallel(ranks, 1, [{}]).engines
+    first = engine.step({"a": 9, "b": 3}).parallel.local.seq_lens
+    assert first.tolist() == [0, 0]
+    second = engine.step({"a": 4, "b": 2}).parallel.local.seq_lens
+    assert second.data_ptr() == first.data_ptr() and first.tolist() == [5, 2]
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_what_is_declared(ranks, monkeypatch):
+    (engine, _) = Parallel(ranks, 4, [{}]).engines
+    assert engine.builder.get_cudagraph_support(engine.config, None) == AttentionCGSupport.ALWAYS
+    assert AttuneImpl.lse_base_on_e and AttuneImpl.can_return_lse_for_decode
+    engine.config.speculative_config = object()
     check_attention_cp_compatibility(engine.config)
-    engine.config.parallel_config.cp_kv_cache_interleave_size = 4
-    with pytest.raises(AssertionError, match="MTP with cp_kv_cache_interleave_size > 1 is not supported in AttuneMLAImpl"):
-        check_attention_cp_compatibility(engine.config)
+    asked = []
+    monkeypatch.setattr(coverage, "why_not", lambda capability, call: asked.append(
+        (call["q"].shape[1], call["cache"] is not None, "causal" in call, tuple(call["lse"].shape))))
+    Parallel(ranks, 4, [{}])
+    assert set(asked) == {(heads, cached, causal, (rows, heads)) for rows in (2, 64)
+                          for heads, cached, causal in ((8, True, True), (8, True, False), (4, False, True))}
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_the_registry_is_asked_for_the_heads_of_all_ranks(ranks, monkeypatch):
-    asked = []
-    monkeypatch.setattr(coverage, "why_not", lambda capability, call: asked.append((call["q"].shape[1], tuple(call["lse"].shape))))
-    mla_ranks(ranks, 1)
-    assert set(asked) == {(2 * HEADS, (2, 2 * HEADS)), (2 * HEADS, (64, 2 * HEADS))}
-
-
-def test_what_is_declared(monkeypatch):
-    asked = {**ASKED, "use_mla": True, "head_size": 576}
-    assert AttuneMLABackend.validate_configuration(**asked, use_dcp=True) == []
-    assert "PCP not supported" in AttuneMLABackend.validate_configuration(**asked, use_dcp=True, use_pcp=True)
-    reasons = AttuneMLABackend.validate_configuration(**{**asked, "use_dcp": True, "device_capability": DeviceCapability(7, 5)})
-    assert "the kernels need 8.0" in reasons[0]
-    assert AttuneMLAImpl.lse_base_on_e and AttuneMLAImpl.can_return_lse_for_decode
-    calls = []
-    monkeypatch.setattr(coverage, "why_not", lambda capability, call: calls.append(call))
-    for use_dcp in (True, False):
-        AttuneMLABackend.validate_configuration(**asked, use_dcp=use_dcp)
-        assert all(("lse" in call) == use_dcp for call in calls) and calls
-        calls.clear()
+@pytest.mark.parametrize("layer, options, reason", [
+    ({"per_layer_sliding_window": 7}, {}, "sliding_window is not covered with decode_context_parallel_size=2: vLLM splits no such cache"),
+    ({"alibi_slopes": [0.5, 0.25]}, {}, "alibi_slopes is not covered with decode_context_parallel_size=2"),
+    ({}, {"heads_kv": 2}, "num_kv_heads is not covered with decode_context_parallel_size=2: ranks have one KV head")])
+def test_what_a_layer_refuses(ranks, layer, options, reason):
+    given = {"num_heads": 2, "head_size": 32, "scale": 1.0, "num_kv_heads": options.get("heads_kv", 1)}
+    with pytest.raises(NotImplementedError, match="^ATTUNE: " + re.escape(reason)):
+        AttuneImpl(**given, sliding_window=layer.get("per_layer_sliding_window"), alibi_slopes=layer.get("alibi_slopes"))

@@ -38,12 +38,14 @@ class Engine:
     """layers: keyword arguments of vLLM's Attention, one dict each; a group of cache for all of them."""
 
     def __init__(self, layers, *, layout="LBNHC", dtype=torch.float32, kv_cache_dtype="auto", heads=8, heads_kv=2, d=32,
-                 backend=AttuneBackend):
+                 backend=AttuneBackend, **parallel):
         self.heads, self.heads_kv, self.d, self.dtype, self.kv_cache_dtype = heads, heads_kv, d, dtype, kv_cache_dtype
         self.config = VllmConfig(device_config=DeviceConfig(device="cpu"), cache_config=CacheConfig(
             block_size=BLOCK_SIZE, cache_dtype=kv_cache_dtype))
         self.config.cache_config.kv_cache_layout = layout
         self.config.model_config = SimpleNamespace(dtype=dtype, is_mm_prefix_lm=False, rswa_window=None, max_model_len=2048)
+        for name, value in parallel.items():
+            setattr(self.config.parallel_config, name, value)
         default = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
         try:
@@ -141,7 +143,7 @@ class Engine:
 
     def stored(self, layer, request):
         """K and V of a request as vLLM says that they lie in the layer's cache, [tokens, 2, heads_kv, d] in float64."""
-        rows = torch.tensor([int(block) for block in self.tables[request]])
+        rows = torch.tensor([int(block) for block in self.tables[request]], dtype=torch.int64)
         content = layer.kv_cache.transpose(1, 2)[rows].flatten(0, 1)[: self.lengths[request]]  # [tokens, heads_kv, content]
         sides = []
         for which, half in enumerate(content.split(content.shape[-1] // 2, dim=-1)):

@@ -13,10 +13,15 @@ import attune
 
 from .._step import Attending, Form
 from . import coverage, kv_cache as caches
+from .context_parallel import ContextParallel
 from .metadata import AttuneMetadata
 
 
 class AttuneImpl(AttentionImpl[AttuneMetadata]):
+    supports_dcp = True
+    can_return_lse_for_decode = True
+    supports_mtp_with_cp_non_trivial_interleave_size = True
+
     def __init__(self, num_heads: int, head_size: int, scale: float, num_kv_heads: int | None = None,
                  alibi_slopes: list[float] | None = None, sliding_window: int | None = None, kv_cache_dtype: str = "auto",
                  logits_soft_cap: float | None = None, attn_type: str = AttentionType.DECODER,
@@ -54,7 +59,14 @@ class AttuneImpl(AttentionImpl[AttuneMetadata]):
         self.forms: list[Attending] = [self]  # as far as is known, before there are metadata
         self._quantises = False  # as far as the profiling run has said
 
-        if (refused := self._refusal()) is not None:
+        self._parallel: ContextParallel | None = None
+        if self.dcp_world_size > 1:
+            try:
+                self._parallel = ContextParallel(self)
+            except NotImplementedError as error:
+                raise NotImplementedError(f"ATTUNE: {error}") from None
+        refused = self._refusal() if self._parallel is None else self._parallel.refusal(self)
+        if refused is not None:
             raise NotImplementedError(f"ATTUNE: {refused}")
 
     def _refusal(self, out_dtype: torch.dtype | None = None) -> str | None:
@@ -62,6 +74,14 @@ class AttuneImpl(AttentionImpl[AttuneMetadata]):
                                 head_size=self.head_size, dtype=self.dtype, kv_cache_dtype=self.kv_cache_dtype, block_size=None,
                                 sinks=self.sinks is not None, alibi=self.arrays["alibi_slopes"] is not None, out_dtype=out_dtype,
                                 **self.fields)
+
+    def make_plans(self, step: Any, cache: attune.KVCache) -> None:
+        """step: a Step, or a ParallelStep."""
+        if self._parallel is not None:
+            self._parallel.make_plans(step, cache)
+            return
+        for form in self.forms:
+            step.plan(form, cache)
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
         return quant_key == kFp8StaticTensorSym and self._refusal(quant_key.dtype) is None
@@ -76,6 +96,8 @@ class AttuneImpl(AttentionImpl[AttuneMetadata]):
             self.arrays["sinks"] = None if self.sinks is None else self.sinks.detach()  # which are loaded by now
             self._quantised = Form.of(self, out_dtype=kFp8StaticTensorSym.dtype)
             self.forms = [self, self._quantised] if self._quantises else [self]
+            if self._parallel is not None:
+                self._parallel.take_kind(self)
         return made
 
     def do_kv_cache_update(self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
@@ -105,10 +127,14 @@ class AttuneImpl(AttentionImpl[AttuneMetadata]):
         cache, out = self.cache(layer, kv_cache), output
         if query.shape[0] != rows:
             query, out = query[:rows], output[:rows]
-        if output_scale is None:
+        out_scale = None if output_scale is None else attn_metadata.output_scales.reciprocal(self, output_scale)
+        if self._parallel is not None:
+            assert attn_metadata.parallel is not None
+            key, value = (None if x is None else x[:rows] for x in (key, value))
+            self._parallel.attend(attn_metadata.parallel, query, key, value, cache, self.arrays["sinks"], out, out_scale)
+        elif out_scale is None:
             attn_metadata.step.attend(self, query, cache, out)
         else:
-            out_scale = attn_metadata.output_scales.reciprocal(self, output_scale)
             attn_metadata.step.attend(self._quantised, query, cache, out, out_scale=out_scale)
         return output
 

@@ -60,7 +60,7 @@ class AttuneMLAMetadataBuilder(MLACommonMetadataBuilder[AttuneMLAMetadata]):
                       max_query_len: int, dcp_tot_seq_lens_device: torch.Tensor | None) -> AttuneMLADecodeMetadata:
         step = Step.of(self._plans, num_decode_tokens, seq_lens_device.shape[0], max_query_len, max_seq_len, query_start_loc_device,
                        seq_lens_device, block_table_tensor)
-        self._kinds.make_plans(step)
+        self._kinds.make_plans(num_decode_tokens, step)
         return AttuneMLADecodeMetadata(block_table_tensor, seq_lens_device, dcp_tot_seq_lens_device, step)
 
 
@@ -99,6 +99,9 @@ class AttuneMLAImpl(MLACommonImpl[AttuneMLAMetadata]):
                                    **self.fields)
         if refused is not None:
             raise NotImplementedError(f"ATTUNE_MLA: {refused}")
+
+    def make_plans(self, step: Step, cache: attune.KVCache) -> None:
+        step.plan(self.forms[0], cache)
 
     def cache(self, layer: Any, kv_cache: torch.Tensor) -> attune.KVCache:
         """A view of the layer's cache, made once for each tensor that vLLM binds. The tensor keeps it, so that it goes with it."""

@@ -74,7 +74,7 @@ class AttuneMLASparseMetadataBuilder(SparseMLACommonMetadataBuilder[AttuneMLASpa
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> AttuneMLASparseMetadata:
         metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)
         metadata.step = SparseStep(metadata.num_actual_tokens, self._lengths(common_attn_metadata, metadata.req_id_per_token), self._plans)
-        self._kinds.make_plans(metadata.step)
+        self._kinds.make_plans(metadata.num_actual_tokens, metadata.step)
         return metadata
 
     def _build_req_id_per_token(self, common_attn_metadata: Any) -> torch.Tensor:
@@ -123,6 +123,9 @@ class AttuneMLASparseImpl(SparseMLACommonImpl[AttuneMLASparseMetadata]):
                                    dtype=self.dtype, kv_cache_dtype=kv_cache_dtype, block_size=None, topk=self.topk, **self.fields)
         if refused is not None:
             raise NotImplementedError(f"ATTUNE_MLA_SPARSE: {refused}")
+
+    def make_plans(self, step: SparseStep, cache: attune.KVCache) -> None:
+        step.plan(self, cache)
 
     def cache(self, layer: Any, kv_cache: torch.Tensor) -> attune.KVCache:
         """A view of the layer's cache, made once for each tensor that vLLM binds. The tensor keeps it, so that it goes with it."""

@@ -9,32 +9,29 @@ from typing import Any
 from vllm.config import get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
-from .._step import Step
-
 
 class Kinds:
     """A layer of each kind among those of a metadata builder."""
 
     def __init__(self, vllm_config: Any, layer_names: list[str], of: type[Any]) -> None:
         self._vllm_config, self._layer_names, self._of = vllm_config, layer_names, of
-        self._found: list[tuple[Any, Any, Any]] | None = None
+        self._found: list[tuple[Any, Any]] | None = None
 
-    def make_plans(self, step: Step) -> None:
+    def make_plans(self, num_tokens: int, step: Any) -> None:
         """So that none has to be made while a graph is captured. Does nothing before vLLM has bound the caches."""
-        if step.num_tokens == 0:
+        if num_tokens == 0:
             return
         if self._found is None:
             layers = get_layers_from_vllm_config(self._vllm_config, AttentionLayerBase, self._layer_names).values()
             if any(layer.kv_cache.numel() == 0 for layer in layers):
                 return
-            kinds: dict[str, tuple[Any, Any, Any]] = {}
+            kinds: dict[tuple[str, ...], tuple[Any, Any]] = {}
             for layer, impl in self._impls(layers):
                 impl.cache(layer, layer.kv_cache)  # completes its kind
-                for form in impl.forms:
-                    kinds.setdefault(form.kind, (layer, impl, form))
+                kinds.setdefault(tuple(form.kind for form in impl.forms), (layer, impl))
             self._found = list(kinds.values())
-        for layer, impl, form in self._found:
-            step.plan(form, impl.cache(layer, layer.kv_cache))
+        for layer, impl in self._found:
+            impl.make_plans(step, impl.cache(layer, layer.kv_cache))
 
     def _impls(self, layers: Any) -> Iterator[tuple[Any, Any]]:
         for layer in layers:
