@@ -127,15 +127,16 @@ class AttuneImpl(AttentionImpl[AttuneMetadata]):
         cache, out = self.cache(layer, kv_cache), output
         if query.shape[0] != rows:
             query, out = query[:rows], output[:rows]
+        if output_scale is None and self._parallel is None:
+            attn_metadata.step.attend(self, query, cache, out)
+            return output
         out_scale = None if output_scale is None else attn_metadata.output_scales.reciprocal(self, output_scale)
-        if self._parallel is not None:
+        if self._parallel is None:
+            attn_metadata.step.attend(self._quantised, query, cache, out, out_scale=out_scale)
+        else:
             assert attn_metadata.parallel is not None
             key, value = (None if x is None else x[:rows] for x in (key, value))
             self._parallel.attend(attn_metadata.parallel, query, key, value, cache, self.arrays["sinks"], out, out_scale)
-        elif out_scale is None:
-            attn_metadata.step.attend(self, query, cache, out)
-        else:
-            attn_metadata.step.attend(self._quantised, query, cache, out, out_scale=out_scale)
         return output
 
     def _will_quantise(self, output_scale: torch.Tensor) -> None:
