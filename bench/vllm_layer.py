@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A layer of attention by Attune's backends of vLLM beside vLLM's own, with vLLM's layers, caches, builders and metadata.
 
-usage: vllm_layer.py [--device cuda] [--only PART_OF_A_NAME] [--rounds 5] [--json FILE]. Needs vLLM; on the CPU (--device cpu), where vLLM's
-own backends do not run, small cases of Attune's alone, for tests.
+usage: vllm_layer.py [--device cuda] [--only PART_OF_A_NAME] [--rounds 5] [--json FILE] [--allow-missing]. Needs vLLM; on the CPU
+(--device cpu), where vLLM's own backends do not run, small cases of Attune's alone, for tests. The exit status is 1 where an output is
+wrong, and where one of vLLM's own backends does not run, unless --allow-missing.
 
 Each backend's outputs are compared with attention in float64 first. GPU time is that of a step's layers, back to back behind a kernel
 that waits until the host has issued all of them: so the host is not in it. Attune makes its schedule in the step's first layer, inside;
@@ -246,29 +247,36 @@ def measure(backend, device):
     return found
 
 
-def backends_of(step):
-    """Attune's, then those of vLLM's own that can be made here; why not, where one cannot."""
-    made = [Backend(step, "ATTUNE_MLA" if step.case.mla else integration.backend_name())]
-    for name in (MLA if step.case.mla else DENSE) if step.device.type == "cuda" else ():
+def peers_of(case, device):
+    """Names of vLLM's own backends that a case is compared with."""
+    return () if device == "cpu" else MLA if case.mla else DENSE
+
+
+def backends_of(step, missing):
+    """Attune's, then those of vLLM's own, each with its largest error. The names of those that do not run here are added to missing."""
+    ours = Backend(step, "ATTUNE_MLA" if step.case.mla else integration.backend_name())
+    made = [(ours, ours.check())]
+    for name in peers_of(step.case, step.device.type):
         try:
-            made.append(Backend(step, name))
+            theirs = Backend(step, name)
+            made.append((theirs, theirs.check()))
         except Exception as error:  # noqa: BLE001  whatever its needs raise where they are not met
-            print(f"  {name} cannot be made here: {str(error).splitlines()[0] if str(error) else error!r}")
+            print(f"  {name} does not run here: {str(error).splitlines()[0] if str(error) else error!r}")
+            missing.add(name)
     return made
 
 
-def compare(case, device, rounds):
+def compare(case, device, rounds, missing):
     """-> a record of the case for each backend, or None where an output is wrong."""
     print(case.name, flush=True)
-    backends, records = backends_of(Step(case, device)), []
-    for backend in backends:
-        error = backend.check()
+    made, records = backends_of(Step(case, device), missing), []
+    for backend, error in made:
         records.append({"case": case.name, "backend": backend.name, "error": error, "rounds": []})
         if not error <= TOLERANCE:
             print(f"  {backend.name}: WRONG, largest error {error:.3g} of the largest output")
             return None
     for _ in range(rounds):
-        for backend, record in zip(backends, records):
+        for (backend, _), record in zip(made, records):
             record["rounds"].append(measure(backend, device))
     for record in records:
         def median(part, which):
@@ -297,15 +305,21 @@ def main(arguments=None):
     parser.add_argument("--only", default="", help="cases whose name has this")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json")
+    parser.add_argument("--allow-missing", action="store_true", help="go without those of vLLM's own backends that do not run here")
     given = parser.parse_args(arguments)
     if given.device == "cuda" and not torch.cuda.is_available():
         sys.exit("vllm_layer: there is no GPU here; --device cpu runs small cases")
     print(f"vLLM {vllm.__version__}, torch {torch.__version__}, {LAYERS} layers, {CACHES} caches")
     chosen = [x for x in cases(given.device) if given.only in x.name and not (x.mla and integration.backend_name() == "CUSTOM")]
-    found = [compare(one, given.device, given.rounds) for one in chosen]
+    missing = set()
+    found = [compare(one, given.device, given.rounds, missing) for one in chosen]
     if given.json:
         with open(given.json, "w") as file:
             json.dump([record for records in found if records for record in records], file, indent=1)
+    if missing and not given.allow_missing:
+        print(f"vllm_layer: {', '.join(sorted(missing))} did not run here, so nothing is compared with it; --allow-missing goes without",
+              file=sys.stderr)
+        return 1
     return 0 if found and all(found) else 1
 
 

@@ -65,7 +65,11 @@ class Plans:
 
     def _make(self, key: tuple[Any, ...], impl: Attending, rows: int, fields: dict[str, Any]) -> attune.Plan:
         fields = {"q": self._made(rows, impl.num_heads, impl.head_size, dtype=impl.dtype),
-                  "out": self._made(rows, impl.num_heads, impl.head_size_v, dtype=impl.dtype), **impl.arrays, **impl.fields, **fields}
+                  "out": self._made(rows, impl.num_heads, impl.head_size_v, dtype=impl.out_dtype), **impl.arrays, **impl.fields, **fields}
+        if impl.out_dtype == torch.float8_e4m3fn:
+            fields["out_scale"] = self._made(1, dtype=torch.float32)
+        if impl.returns_lse:
+            fields["lse"] = self._made(rows, impl.num_heads, dtype=torch.float32)
         size = attune.Plan(**fields).workspace_size
         plan = self._plans[key] = attune.Plan(**fields, workspace=self._workspace(impl.kind, size))
         return plan

@@ -24,6 +24,30 @@ class Attending(Protocol):
     kind: str  # layers of the same kind share plans and schedules
     fields: dict[str, Any]  # what attune.attention takes beside the arrays
     arrays: dict[str, torch.Tensor | None]  # of a layer: sinks and slopes
+    out_dtype: torch.dtype
+    returns_lse: bool
+
+
+@dataclass(eq=False)
+class Form:
+    """Another form in which a layer attends: other heads, another output."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    head_size_v: int
+    dtype: torch.dtype
+    kind: str
+    fields: dict[str, Any]
+    arrays: dict[str, torch.Tensor | None]
+    out_dtype: torch.dtype
+    returns_lse: bool
+
+    @staticmethod
+    def of(impl: Attending, **changes: Any) -> Form:
+        """impl with changes, which are part of its kind."""
+        same = {name: getattr(impl, name) for name in Form.__dataclass_fields__}
+        return Form(**{**same, "kind": repr((impl.kind, changes)), **changes})
 
 
 @dataclass
@@ -55,19 +79,21 @@ class Step:
         return self.plans.find(impl, cache, self.query_start_loc is None, self.num_tokens, self.num_reqs, self.max_query_len,
                                self.max_seq_len, self.block_table.shape[1], self.masks["mask_bits"].shape[1] if self.masks else 0)
 
-    def attend(self, impl: Attending, q: torch.Tensor, cache: attune.KVCache, out: torch.Tensor) -> None:
-        """q, out: [num_tokens, num_heads, head_size]. The first layer of a kind makes the schedule, the others use it.
+    def attend(self, impl: Attending, q: torch.Tensor, cache: attune.KVCache, out: torch.Tensor, **outputs: torch.Tensor) -> None:
+        """q, out: [num_tokens, num_heads, head_size]. outputs: lse, float32 [num_tokens, num_heads], where impl returns it; out_scale,
+        float32 [1], where its out has 8 bits. The first layer of a kind makes the schedule, the others use it.
 
         The schedule is a kernel beside that layer's: in a captured graph it is part of the graph, and is made anew from the
         lengths of each replay. A layer that comes round again, as in a capture after a warm-up, makes it again.
         """
         cache.page_table = self.block_table
         self._runner(impl, cache)(q=q, cache=cache, out=out, seqused_kv=self.seq_lens, cu_seqlens_q=self.query_start_loc,
-                                  **impl.arrays, **self.masks)
+                                  **impl.arrays, **self.masks, **outputs)
 
-    def attend_new(self, impl: Attending, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
+    def attend_new(self, impl: Attending, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+                   **outputs: torch.Tensor) -> None:
         """As `attend`, of the step's own tokens among themselves: k, v [num_tokens, num_kv_heads, ...]."""
-        self._runner(impl, None)(q=q, k=k, v=v, out=out, cu_seqlens_q=self.query_start_loc, **impl.arrays)
+        self._runner(impl, None)(q=q, k=k, v=v, out=out, cu_seqlens_q=self.query_start_loc, **impl.arrays, **outputs)
 
     def _runner(self, impl: Attending, cache: attune.KVCache | None) -> Any:
         found = self.scheduled.get(impl.kind)

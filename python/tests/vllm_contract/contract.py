@@ -236,7 +236,7 @@ def test_what_is_taken(change):
      "head_size=300.*head_dim_qk:? 300"),
     ({"use_mla": True}, "MLA not supported"), ({"use_sparse": True}, "sparse not supported"),
     ({"use_mm_prefix": True}, "partial multimodal"), ({"attn_type": "encoder_only"}, "encoder_only"),
-    ({"use_non_causal": True}, "non-causal"), ({"use_batch_invariant": True}, "batch invariance"), ({"use_dcp": True}, "DCP"),
+    ({"use_non_causal": True}, "non-causal"), ({"use_batch_invariant": True}, "batch invariance"), ({"use_dcp": True, "has_sliding_window": True}, "has_sliding_window=True is not covered with DCP"),
     ({"use_pcp": True}, "PCP"), ({"use_rswa": True}, "R-SWA"), ({"use_adaptive_verification": True}, "adaptive verification")])
 def test_what_is_refused_when_an_engine_starts(change, reason):
     reasons = AttuneBackend.validate_configuration(**{**ASKED, **change})

@@ -37,6 +37,24 @@ def test_a_wrong_backend_is_said(method, monkeypatch, capsys):
     assert "WRONG" in capsys.readouterr().out
 
 
+def test_a_backend_that_does_not_run_is_said(monkeypatch, capsys, tmp_path):
+    """vLLM's own FLASH_ATTN, whose compiled part is not here."""
+    monkeypatch.setattr(vllm_layer, "peers_of", lambda case, device: ("FLASH_ATTN",))
+    asked = [*CPU, "--only", "decode", "--json", str(tmp_path / "found.json")]
+    assert vllm_layer.main(asked) == 1
+    said = capsys.readouterr()
+    assert "FLASH_ATTN does not run here: " in said.out
+    assert "FLASH_ATTN did not run here, so nothing is compared with it; --allow-missing goes without" in said.err
+    assert [record["backend"] for record in json.loads((tmp_path / "found.json").read_text())] == [vllm_layer.integration.backend_name()]
+    assert vllm_layer.main([*asked, "--allow-missing"]) == 0
+    assert "did not run" not in capsys.readouterr().err
+
+
+def test_a_gpu_is_compared_with_backends_of_vllm():
+    for case in vllm_layer.cases("cuda"):
+        assert vllm_layer.peers_of(case, "cuda") == (vllm_layer.MLA if case.mla else vllm_layer.DENSE) != ()
+
+
 def test_a_gpu_that_is_not_there_is_said():
     with pytest.raises(SystemExit, match="there is no GPU here"):
         vllm_layer.main([])

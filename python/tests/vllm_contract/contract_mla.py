@@ -47,7 +47,7 @@ class NoPrompts(MLAPrefillBackend):
 class MlaEngine(Engine):
     """Layers of latent attention; `stored` is what the test has put into their caches."""
 
-    def __init__(self, layers=2, layout="LBNHC", speculative_tokens=0, kv_cache_dtype="auto"):
+    def __init__(self, layers=2, layout="LBNHC", speculative_tokens=0, kv_cache_dtype="auto", **parallel):
         self.dtype, self.kv_cache_dtype = torch.float32, kv_cache_dtype
         self.config = VllmConfig(device_config=DeviceConfig(device="cpu"), cache_config=CacheConfig(
             block_size=BLOCK_SIZE, cache_dtype=kv_cache_dtype))
@@ -55,6 +55,8 @@ class MlaEngine(Engine):
         self.config.model_config = SimpleNamespace(
             dtype=self.dtype, is_mm_prefix_lm=False, rswa_window=None, max_model_len=2048, get_head_size=lambda: LATENT + ROPE,
             get_num_attention_heads=lambda parallel: HEADS, hf_text_config=SimpleNamespace())
+        for name, value in parallel.items():
+            setattr(self.config.parallel_config, name, value)
         if speculative_tokens:
             self.config.speculative_config = SimpleNamespace(
                 num_speculative_tokens=speculative_tokens, parallel_drafting=False, enable_adaptive_verification=False)
@@ -80,8 +82,8 @@ class MlaEngine(Engine):
             codes = (rows / 0.02).clamp(-448, 448).to(torch.float8_e4m3fn)
             stored, rows = codes.view(torch.uint8), codes.float() * 0.02
         for position in range(self.lengths[request]):
-            block = int(self.tables[request][position // BLOCK_SIZE])
-            layer.kv_cache[block, position % BLOCK_SIZE] = stored[position]
+            if (slot := self.slot(request, position)) != PAD_SLOT:
+                layer.kv_cache[slot // BLOCK_SIZE, slot % BLOCK_SIZE] = stored[position]
         return rows[: self.lengths[request]]
 
     def run(self, queries, **padding):
@@ -157,7 +159,7 @@ def test_what_is_refused():
         assert AttuneMLABackend.validate_configuration(**asked) == []
     assert AttentionBackendEnum.ATTUNE_MLA.get_class() is AttuneMLABackend
     for change, reason in (({"use_mla": False}, "non-MLA"), ({"use_sparse": True}, "sparse"), ({"use_pcp": True}, "PCP"),
-                           ({"use_dcp": True}, "DCP"), ({"kv_cache_dtype": "fp8_e5m2"}, "it is fp8_e5m2"), ({"head_size": 320}, "head_size"),
+                           ({"kv_cache_dtype": "fp8_e5m2"}, "it is fp8_e5m2"), ({"head_size": 320}, "head_size"),
                            ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype=fp8.*cuda_mla.*e4m3"),
                            ({"device_capability": DeviceCapability(7, 5)}, "the kernels need 8.0")):
         reasons = AttuneMLABackend.validate_configuration(**{**asked, **change})

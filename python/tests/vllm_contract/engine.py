@@ -38,12 +38,14 @@ class Engine:
     """layers: keyword arguments of vLLM's Attention, one dict each; a group of cache for all of them."""
 
     def __init__(self, layers, *, layout="LBNHC", dtype=torch.float32, kv_cache_dtype="auto", heads=8, heads_kv=2, d=32,
-                 backend=AttuneBackend):
+                 backend=AttuneBackend, **parallel):
         self.heads, self.heads_kv, self.d, self.dtype, self.kv_cache_dtype = heads, heads_kv, d, dtype, kv_cache_dtype
         self.config = VllmConfig(device_config=DeviceConfig(device="cpu"), cache_config=CacheConfig(
             block_size=BLOCK_SIZE, cache_dtype=kv_cache_dtype))
         self.config.cache_config.kv_cache_layout = layout
         self.config.model_config = SimpleNamespace(dtype=dtype, is_mm_prefix_lm=False, rswa_window=None, max_model_len=2048)
+        for name, value in parallel.items():
+            setattr(self.config.parallel_config, name, value)
         default = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
         try:
@@ -73,12 +75,23 @@ class Engine:
             layer.bind_kv_cache(caches[owner(layer)])
         self.builder = self.groups[0][0].get_metadata_builder(0)
 
+    def stored_tokens(self, length):
+        """How many of a request's first tokens are in this engine's cache."""
+        return length
+
+    def slot(self, request, position):
+        """Where a token is in this engine's cache; PAD_SLOT where it is not."""
+        return int(self.tables[request][position // BLOCK_SIZE]) * BLOCK_SIZE + position % BLOCK_SIZE
+
+    def more_metadata(self, lengths):
+        return {}
+
     def step(self, queries, *, pad_tokens=0, pad_reqs=0, max_query_len=None, capture=False):
         """Makes metadata for queries: request -> new tokens; in the order of the dict. Padding is as for a full CUDA graph."""
         for request, count in queries.items():
             self.lengths[request] = self.lengths.get(request, 0) + count
             table = self.tables.setdefault(request, [])
-            while len(table) * BLOCK_SIZE < self.lengths[request]:
+            while len(table) * BLOCK_SIZE < self.stored_tokens(self.lengths[request]):
                 table.append(self.free.pop())
         counts = list(queries.values()) + [0] * pad_reqs
         tokens, reqs = sum(counts), len(counts)
@@ -91,13 +104,13 @@ class Engine:
             blocks = self.tables[request]
             table[row, : len(blocks)] = torch.tensor([int(block) for block in blocks])
             for position in range(self.lengths[request] - count, self.lengths[request]):
-                slots[0, at] = int(blocks[position // BLOCK_SIZE]) * BLOCK_SIZE + position % BLOCK_SIZE
+                slots[0, at] = self.slot(request, position)
                 at += 1
         self.slots = {layer.layer_name: slots[0] for layer in self.layers}
         self.metadata = build_attn_metadata(
             self.groups, reqs, tokens + pad_tokens, starts, starts.clone(), max(counts) if max_query_len is None else max_query_len,
             lengths, 2048 if capture else int(lengths.max()), [table], slots, self.cache_config,
-            seq_lens_cpu_upper_bound=lengths.clone(), for_cudagraph_capture=capture)
+            seq_lens_cpu_upper_bound=lengths.clone(), for_cudagraph_capture=capture, **self.more_metadata(lengths))
         self.queries = queries
         return self.metadata[self.layers[0].layer_name]
 
@@ -130,7 +143,7 @@ class Engine:
 
     def stored(self, layer, request):
         """K and V of a request as vLLM says that they lie in the layer's cache, [tokens, 2, heads_kv, d] in float64."""
-        rows = torch.tensor([int(block) for block in self.tables[request]])
+        rows = torch.tensor([int(block) for block in self.tables[request]], dtype=torch.int64)
         content = layer.kv_cache.transpose(1, 2)[rows].flatten(0, 1)[: self.lengths[request]]  # [tokens, heads_kv, content]
         sides = []
         for which, half in enumerate(content.split(content.shape[-1] // 2, dim=-1)):
@@ -171,4 +184,7 @@ class Engine:
             q[:tokens].float().numpy(), np.concatenate([history[:, 0] for history in histories]),
             np.concatenate([history[:, 1] for history in histories]), cu_seqlens_q=np.int32([0, *np.cumsum(counts)]),
             cu_seqlens_kv=np.int32([0, *np.cumsum([len(history) for history in histories])]), **fields)
-        assert_attention(out[:tokens].float().numpy(), None, None, expected, dtype_name(q))
+        self.compare(layer, out[:tokens], expected, dtype_name(q))
+
+    def compare(self, layer, out, expected, dtype):
+        assert_attention(out.float().numpy(), None, None, expected, dtype)

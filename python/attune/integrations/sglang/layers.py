@@ -31,6 +31,7 @@ class Layer:
         if layer.logit_cap and layer.logit_cap > 0:
             self.fields["softcap"] = float(layer.logit_cap)
         self.arrays: dict[str, torch.Tensor | None] = {}
+        self.out_dtype, self.returns_lse = dtype, False
         self.kind = self._kind()
         self._cache: attune.KVCache | None = None
         self._of: tuple[int, Any] = 0, None

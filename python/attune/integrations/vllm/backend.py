@@ -98,6 +98,8 @@ class AttuneBackend(Validated):
 
     @classmethod
     def refusal(cls, asked: dict[str, Any]) -> str | None:
+        if asked.get("use_dcp") and asked.get("has_sliding_window"):
+            return "has_sliding_window=True is not covered with DCP: vLLM splits no such cache over ranks"
         window: dict[str, Any] = {"window_left": 127} if asked.get("has_sliding_window") else {}
         return coverage.refusal(asked["device_capability"], num_heads=_HEADS, num_kv_heads=_HEADS, head_size=asked["head_size"], dtype=asked["dtype"],
                                 kv_cache_dtype=asked["kv_cache_dtype"], block_size=asked["block_size"], sinks=asked["has_sink"],

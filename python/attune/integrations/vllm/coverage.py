@@ -26,10 +26,11 @@ def engine_capability() -> Capability | None:
 
 def refusal(capability: Capability | None, *, num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype,
             kv_cache_dtype: str | None, block_size: int | None, sinks: bool = False, alibi: bool = False, topk: int | None = None,
+            returns_lse: bool = False, out_dtype: torch.dtype | None = None, new_tokens: bool = False,
             **fields: Any) -> str | None:
     """Why no kernel takes such a decode step or such a prompt; None where all is covered.
 
-    topk: keys of a list for each token. fields: arguments of attune.attention without arrays. With head_dim_v, V is part of K, as in
+    new_tokens: the step's own among themselves, without a cache. topk: keys of a list for each token. out_dtype: of 8 bits, with one scale; None: as dtype. fields: arguments of attune.attention without arrays. With head_dim_v, V is part of K, as in
     MLA.
     """
     asked = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size, "dtype": dtype,
@@ -59,7 +60,15 @@ def refusal(capability: Capability | None, *, num_heads: int, num_kv_heads: int,
         fields["alibi_slopes"] = spec(num_heads, dtype=torch.float32)
     for rows, batch in ((2, 2), (64, 2)):
         call = {"q": spec(rows, num_heads, head_size, dtype=dtype), **fields}
-        if topk is not None:
+        if out_dtype is not None:
+            call["out"] = spec(rows, num_heads, head_size, dtype=out_dtype)
+            call["out_scale"] = spec(1, dtype=torch.float32)
+        if returns_lse:
+            call["lse"] = spec(rows, num_heads, dtype=torch.float32)
+        if new_tokens:
+            dense = spec(rows, num_kv_heads, head_size, dtype=dtype)
+            call.update(k=dense, v=dense, cu_seqlens_q=spec(batch + 1), cache=None)
+        elif topk is not None:
             call.update(indices=spec(rows, topk), topk_length=spec(rows))
         else:
             fields["cache"].page_table = spec(batch, 2)

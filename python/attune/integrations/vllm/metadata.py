@@ -11,6 +11,8 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, Att
 
 from .._plans import Plans
 from .._step import Step
+from .context_parallel import ParallelStep, ParallelSteps
+from .output_scales import Known, OutputScales
 from .step import Kinds
 
 
@@ -19,6 +21,8 @@ class AttuneMetadata(AttentionMetadata):
     num_actual_tokens: int
     slot_mapping: torch.Tensor  # int64 [tokens]
     step: Step
+    output_scales: OutputScales
+    parallel: ParallelStep | None = None  # instead of step, where ranks share a sequence
 
 
 class AttuneMetadataBuilder(AttentionMetadataBuilder[AttuneMetadata]):
@@ -30,6 +34,8 @@ class AttuneMetadataBuilder(AttentionMetadataBuilder[AttuneMetadata]):
         from .impl import AttuneImpl
 
         self._plans = Plans(device)
+        self._parallel = ParallelSteps(kv_cache_spec, vllm_config, device)
+        self._output_scales: Known = {}
         self._kinds = Kinds(vllm_config, layer_names, AttuneImpl)
 
     def build(self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata,
@@ -42,5 +48,6 @@ class AttuneMetadataBuilder(AttentionMetadataBuilder[AttuneMetadata]):
                 raise NotImplementedError(f"ATTUNE: {name} is given; such masks are not covered")
         step = Step.of(self._plans, common.num_actual_tokens, common.num_reqs, common.max_query_len, common.max_seq_len,
                        common.query_start_loc, common.seq_lens, common.block_table_tensor)
-        self._kinds.make_plans(step)
-        return AttuneMetadata(common.num_actual_tokens, common.slot_mapping, step)
+        parallel = self._parallel.make(self._plans, step, common) if self._parallel.world_size > 1 else None
+        self._kinds.make_plans(step.num_tokens, step if parallel is None else parallel)
+        return AttuneMetadata(common.num_actual_tokens, common.slot_mapping, step, OutputScales(self._output_scales), parallel)

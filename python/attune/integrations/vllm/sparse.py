@@ -74,7 +74,7 @@ class AttuneMLASparseMetadataBuilder(SparseMLACommonMetadataBuilder[AttuneMLASpa
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> AttuneMLASparseMetadata:
         metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)
         metadata.step = SparseStep(metadata.num_actual_tokens, self._lengths(common_attn_metadata, metadata.req_id_per_token), self._plans)
-        self._kinds.make_plans(metadata.step)
+        self._kinds.make_plans(metadata.num_actual_tokens, metadata.step)
         return metadata
 
     def _build_req_id_per_token(self, common_attn_metadata: Any) -> torch.Tensor:
@@ -114,7 +114,8 @@ class AttuneMLASparseImpl(SparseMLACommonImpl[AttuneMLASparseMetadata]):
         self.topk = _TOPK if self.topk_indices_buffer is None else self.topk_indices_buffer.shape[1]
         self.supports_quant_query_input = False
         self.num_kv_heads, self.head_size_v = 1, self.kv_lora_rank
-        self.dtype = torch.get_default_dtype()
+        self.dtype = self.out_dtype = torch.get_default_dtype()
+        self.returns_lse, self.forms = False, [self]
         self.arrays: dict[str, torch.Tensor | None] = {}
         self.fields: dict[str, Any] = {"softmax_scale": self.scale, "head_dim_v": self.kv_lora_rank}
         self.kind = repr((num_heads, head_size, self.dtype, kv_cache_dtype, self.topk, self.fields))
@@ -122,6 +123,9 @@ class AttuneMLASparseImpl(SparseMLACommonImpl[AttuneMLASparseMetadata]):
                                    dtype=self.dtype, kv_cache_dtype=kv_cache_dtype, block_size=None, topk=self.topk, **self.fields)
         if refused is not None:
             raise NotImplementedError(f"ATTUNE_MLA_SPARSE: {refused}")
+
+    def make_plans(self, step: SparseStep, cache: attune.KVCache) -> None:
+        step.plan(self, cache)
 
     def cache(self, layer: Any, kv_cache: torch.Tensor) -> attune.KVCache:
         """A view of the layer's cache, made once for each tensor that vLLM binds. The tensor keeps it, so that it goes with it."""
