@@ -37,6 +37,7 @@ def _absolute_alibi(function: str, slopes: torch.Tensor, most: int) -> dict[str,
     """-slope * |distance|, as a T5 table with a bucket for each distance: alibi_slopes themselves raise keys that are later."""
     if slopes.dim() == 2 and slopes.shape[0] > 1:
         refuse(function, "alibi_slopes", f"has shape {list(slopes.shape)} without causal; [num_heads] is supported there")
+    most = max(most, 1)  # an empty batch has distances, too
     one_direction = slopes.reshape(-1, 1) * -torch.arange(2 * most, dtype=torch.float32, device=slopes.device)
     return {"t5_bias": torch.cat([one_direction, one_direction], dim=1), "t5_bidirectional": True, "t5_max_distance": most + 1}
 
