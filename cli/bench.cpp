@@ -319,11 +319,9 @@ void add_bench_command(CLI::App& app) {
       ->check(CLI::Range(0, 4096));
   CLI::Option* reps = command->add_option("--reps", options->reps, "Runs of each case, instead of --min-time")
                           ->check(CLI::Range(1, 1000000));
-  command
-      ->add_option("--min-time", options->min_time, "Seconds to spend on each case at least; on CUDA, of device time")
-      ->capture_default_str()
-      ->check(CLI::Range(0.0, 3600.0))
-      ->excludes(reps);
+  CLI::Option* min_time = command->add_option("--min-time", options->min_time,
+                                              "Seconds to spend on each case at least; on CUDA, of device time");
+  check_range(min_time, 0.0, 3600.0)->capture_default_str()->excludes(reps);
   command->add_option("--json", options->json, "Also write the results to this file");
   command->add_flag("--no-check", options->no_check, "Do not compare with the oracle first");
   command->add_flag("--no-ceilings", options->no_ceilings, "Do not measure the machine's ceilings");

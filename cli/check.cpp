@@ -203,6 +203,20 @@ void print_text(const CheckResult& result, const std::string& device) {
   }
 }
 
+// An option of the other kind of check would have no effect.
+void refuse_other_options(const CLI::App& command) {
+  const bool stress = command.count("--stress") + command.count("--stress-case") > 0;
+  for (const char* name : {"--seed", "--only", "--configurations", "--budget", "--repeats"}) {
+    if (!stress && command.count(name) > 0)
+      throw UserError(fmt::format("{} is an option of --stress and --stress-case, and neither is given", name));
+  }
+  for (const char* name : {"--filter", "--random", "--list", "--json"}) {
+    if (stress && command.count(name) > 0)
+      throw UserError(
+          fmt::format("{} is an option of the table of cases; --stress and --stress-case do not run it", name));
+  }
+}
+
 void check(const CheckOptions& options) {
   if (options.stress.seconds > 0 || !options.stress.one.empty()) {
     run_stress(options.stress, parse_device(options.device));
@@ -246,8 +260,9 @@ void add_check_command(CLI::App& app) {
   command->add_flag("--list", options->list, "Only list the names");
   command->add_flag("--json", options->json, "Report as JSON");
   StressOptions& stress = options->stress;
-  command->add_option("--stress", stress.seconds, "Instead, so many seconds of random batches as servers have them")
-      ->check(CLI::Range(0.1, 1e6));
+  check_range(command->add_option("--stress", stress.seconds,
+                                  "Instead, so many seconds of random batches as servers have them"),
+              0.1, 1e6);
   command->add_option("--seed", stress.seed, "Of --stress: other seeds, other batches")->capture_default_str();
   command->add_option("--only", stress.only, "Of --stress: kernels and operations that match this regular expression");
   command->add_option("--configurations", stress.configurations, "Of --stress: how many kernels are compiled for")
@@ -263,7 +278,10 @@ void add_check_command(CLI::App& app) {
       ->capture_default_str()
       ->check(CLI::Range(0, 1000000));
   command->add_option("--stress-case", stress.one, "One batch of --stress, as a failure names it: SEED:INDEX");
-  command->callback([options] { check(*options); });
+  command->callback([options, command] {
+    refuse_other_options(*command);
+    check(*options);
+  });
 }
 
 }  // namespace attune::cli

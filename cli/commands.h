@@ -5,7 +5,11 @@
 // throws CLI::RuntimeError(n) after having said what is wrong (exit code n).
 #pragma once
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
+#include <cmath>
+#include <string>
 
 #include "user_error.h"
 
@@ -14,6 +18,16 @@ namespace attune::cli {
 inline constexpr int kExitFailed = 1;  // a check failed, or the library or the machine did
 inline constexpr int kExitBadInput = 2;
 inline constexpr int kExitInterrupted = 130;  // Ctrl-C: what was done until then has been reported
+
+// As CLI::Range, which nan passes.
+inline CLI::Option* check_range(CLI::Option* option, double least, double most) {
+  const auto refuse_nan = [least, most](const std::string& text) -> std::string {
+    double number = 0;
+    if (!CLI::detail::lexical_cast(text, number) || !std::isnan(number)) return "";
+    return fmt::format("Value {} not in range {:f} to {:f}", text, least, most);
+  };
+  return option->check(CLI::Range(least, most))->check(refuse_nan);
+}
 
 void add_replay_command(CLI::App& app);
 void add_demo_command(CLI::App& app);

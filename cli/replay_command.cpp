@@ -71,7 +71,7 @@ void add_replay_command(CLI::App& app) {
       ->capture_default_str();
   CLI::Option* scale =
       command->add_option("--time-scale", o.time_scale, "Requests arrive so many times as fast as in the trace");
-  scale->check(CLI::Range(1e-6, 1e6))->capture_default_str();
+  check_range(scale, 1e-6, 1e6)->capture_default_str();
   command->add_flag("--no-arrival", o.no_arrival, "All requests are there at the start")->excludes(scale);
   whole("--max-context", o.max_context, 0, kMany, "Clamp requests to so many tokens in all; 0: as they are");
   whole("--tensor-parallel", o.tensor_parallel, 1, 1 << 10, "Run the share of the heads that one of N devices holds");

@@ -295,6 +295,13 @@ std::map<std::string, Counts> selected_kernels(const std::regex& only, attune_de
   return kernels;
 }
 
+[[noreturn]] void refuse_only(const std::string& expression, attune_device device) {
+  std::string known;
+  for (const auto& [name, counts] : selected_kernels(std::regex(""), device))
+    known += (known.empty() ? "" : ", ") + name;
+  throw UserError(fmt::format("--only is '{}', which matches none of {}", expression, known));
+}
+
 std::pair<uint64_t, uint64_t> seed_and_index(const std::string& text) {
   static const std::regex form("([0-9]{1,18}):([0-9]{1,18})");
   std::smatch parts;
@@ -314,12 +321,13 @@ void run_stress(const StressOptions& options, attune_device device) {
   } catch (const std::regex_error& e) {
     throw UserError(fmt::format("--only is '{}', which is no regular expression: {}", options.only, e.what()));
   }
+  // Kernels that no case reached are to be seen.
+  std::map<std::string, Counts> kernels = selected_kernels(only, device);
+  if (kernels.empty()) refuse_only(options.only, device);
   PooledMemory pool(case_memory(device));
   const std::unique_ptr<cases::FarGuards> far = far_guards(case_memory(device));
   const int64_t budget = budget_of(options, device);
   if (!one && device.type == ATTUNE_DEVICE_CUDA) warm_up(options, device);
-  // Kernels that no case reached are to be seen.
-  std::map<std::string, Counts> kernels = selected_kernels(only, device);
   std::set<std::string> planned;  // operations of which a kernel is selected
   for (const attune_kernel_info& kernel : attune::kernels()) {
     if (kernels.count(kernel.name) > 0) planned.insert(kernel.operation);

@@ -10,11 +10,11 @@ namespace attune::reference {
 
 class Softmax {
  public:
-  // Logits of -inf count for nothing. sink -inf: none. NaN spreads.
+  // Logits of -inf count for nothing. sink -inf: none. NaN spreads, but +inf is the maximum beside it, too.
   Softmax(const std::vector<double>& logits, double sink) {
     for (const double z : logits) {
-      if (!(z <= max_)) max_ = z;   // a NaN is taken,
-      if (std::isnan(max_)) break;  // and stays
+      if (z == kInfinity || (!(z <= max_) && !std::isnan(max_))) max_ = z;  // a NaN is taken, and stays
+      if (max_ == kInfinity) break;
     }
     for (const double z : logits) {
       if (!ignores(z)) sum_ += std::exp(z - max_);

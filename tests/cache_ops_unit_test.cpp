@@ -226,6 +226,27 @@ TEST(CacheOpUnit, PlainRowsTakePowerOfTwoScales) {
   for (size_t i = 0; i < in.size(); ++i) EXPECT_CLOSE(out[i], in[i], std::fabs(in[i]) / 16 + 1e-9);
 }
 
+// K may have a scale a token where V has one for all, and the other way round: powers of two are for what is written.
+TEST(CacheOpUnit, PowerOfTwoScalesOfOneOfTheTwo) {
+  for (const bool of_v : {false, true}) {
+    std::vector<float> k = {449, 1, 3.5f, -7}, v = k, fixed = {3}, scales(2, kOld);
+    std::vector<uint8_t> k_codes(4), v_codes(4);
+    attune_cache_op op;
+    ASSERT_EQ(attune_cache_op_init(&op, sizeof(op)), ATTUNE_OK);
+    op.kind = ATTUNE_CACHE_QUANTIZE;
+    op.power_of_two_scales = 1;
+    op.cache.k = dense(k_codes, ATTUNE_FLOAT8_E4M3, {1, 2, 1, 2});
+    op.cache.v = dense(v_codes, ATTUNE_FLOAT8_E4M3, {1, 2, 1, 2});
+    (of_v ? op.cache.v_scale : op.cache.k_scale) = dense(scales, {1, 2, 1});
+    (of_v ? op.cache.k_scale : op.cache.v_scale) = dense(fixed, {1});
+    op.k = dense(k, {2, 1, 2});
+    op.v = dense(v, {2, 1, 2});
+    ASSERT_EQ(attune_cache_op_run(&op, kCpuDevice, nullptr), ATTUNE_OK) << attune_last_error();
+    EXPECT_EQ(scales, (std::vector<float>{2, 0x1p-6f}));
+    EXPECT_EQ(fixed, (std::vector<float>{3}));
+  }
+}
+
 TEST(CacheOpUnit, BadFieldsAreNamed) {
   using Change = std::function<void(Op&)>;
   std::vector<int32_t> table = {0, 1};

@@ -26,6 +26,17 @@ class Stress(CliTest):
         self.assertGreaterEqual(int(words[3]), 37)
         self.assertLess(int(words[3]), 60)  # and the other ways to run it
 
+    def test_an_option_without_effect_is_refused(self):
+        for option, value in (("--seed", 3), ("--only", "cpu"), ("--configurations", 8), ("--budget", 300), ("--repeats", 3)):
+            self.refuse(attune("check", option, value), f"{option} is an option of --stress and --stress-case")
+        for arguments in (["--filter", "edge"], ["--random", 3], ["--list"], ["--json"]):
+            self.refuse(attune("check", "--stress", 1, *arguments), f"{arguments[0]} is an option of the table")
+            self.refuse(attune("check", "--stress-case", "3:1", *arguments), f"{arguments[0]} is an option of the table")
+
+    def test_a_kernel_that_is_none_is_refused(self):
+        message = "--only is 'cpu_decode', which matches none of cache_op, cpu_attention, cpu_backward, indexer, merge, qkv_prepare"
+        self.refuse(attune("check", "--stress", 1, "--only", "cpu_decode"), message)
+
     def test_stress_finds_a_wrong_gradient_and_says_how_to_see_it_again(self):
         preload = self.spoilt(
             """

@@ -144,6 +144,9 @@ class Basics(CliTest):
                 self.assertGreater(call["flops"], 0)
         self.refuse(attune("explain", "--seqlen-q", 9, "--seqlen-kv", 8), "--seqlen-q is 9")
         self.refuse(attune("explain", "--batch", 0), "--batch")
+        trace = self.write("trace.csv", TRACE)
+        for arguments in (["check", "--stress"], ["bench", "--min-time"], ["replay", trace, "--time-scale"]):
+            self.refuse(attune(*arguments, "nan"), f"{arguments[-1]}: Value nan not in range")
 
     def test_explain_counts_work(self):
         file = self.directory / "explain.json"

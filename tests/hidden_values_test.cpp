@@ -130,5 +130,20 @@ TEST_P(HiddenValues, ByInfinitiesInKeys) {
   }
 }
 
+// A NaN among visible scores is in out, lse and max_logits, but max_logits is +inf where another score is.
+TEST_P(HiddenValues, NanBesideAnInfiniteScore) {
+  for (const char* queries : {R"("seqlens_q": [150])", R"("seqlens_q": [3])"}) {
+    for (const int64_t infinite : {2, 140}) {
+      check(row_with(R"("kv": "dense", "seqlens_kv": [150])").with(queries), [&](const attune_attention& a) {
+        fill(a.q, [](Index at) { return at[2] == 5 ? 1.0 : 0.03 * static_cast<double>(at[2] % 9 - 4); });
+        cases::for_each_element(a.k, [&](Index at, void* element) {
+          if (at[2] != 5 || (at[0] != infinite && at[0] != 70)) return;
+          cases::encode(static_cast<attune_dtype>(a.k.dtype), at[0] == 70 ? std::nan("") : kInfinity, element);
+        });
+      });
+    }
+  }
+}
+
 }  // namespace
 }  // namespace attune::tests

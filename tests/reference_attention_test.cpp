@@ -274,6 +274,15 @@ TEST(ReferenceScores, NanStaysInItsRowAndHead) {
   EXPECT_TRUE(std::isnan(rows[2].lse));
   EXPECT_TRUE(std::isnan(rows[2].max_logit));
   EXPECT_NEAR(rows[3].out[0], 1, 1e-15);
+  // Beside it +inf is the maximum, whichever comes first.
+  a.q = store.filled({2, 2, 1}, 1);
+  for (const float first : {kNaN, static_cast<float>(kInf)}) {
+    a.k = store.floats({2, 2, 1}, {first, 1, std::isnan(first) ? static_cast<float>(kInf) : kNaN, 1});
+    const RowResult row = attention(a)[2];
+    EXPECT_EQ(row.max_logit, kInf);
+    EXPECT_TRUE(std::isnan(row.lse));
+    EXPECT_TRUE(std::isnan(row.out[0]));
+  }
   // A score of -inf weighs nothing, whatever the value.
   attune_attention b = counting(store, 1, 2);
   b.v = store.floats({2, 1, 1}, {kNaN, 5});

@@ -10,8 +10,11 @@ namespace attune::oracle {
 
 constexpr double kNoP = -1.0;  // marks a key that does not exist, is masked, or has score -inf
 
-// The larger; NaN where either is.
-__device__ inline double larger(double x, double y) { return is_nan(x) || x > y ? x : y; }
+// The larger; NaN where either is, unless the other is +inf.
+__device__ inline double larger(double x, double y) {
+  if (x == infinity() || y == infinity()) return infinity();
+  return is_nan(x) || x > y ? x : y;
+}
 
 // Statistics of the scores of a row; at first of one thread's keys.
 struct RowStats {

@@ -193,6 +193,8 @@ def _capability(pair: Any) -> int:
         major, minor = map(index, pair)
     except (TypeError, ValueError):
         raise WrongType(f"capability is {pair!r}; a pair is expected, e.g. (8, 0)") from None
+    if not (0 <= major < 100 and 0 <= minor < 10):
+        raise InvalidArgument(f"capability is {pair!r}; a major number of 0..99 and a minor of 0..9 are allowed")
     return 10 * major + minor
 
 
@@ -225,6 +227,8 @@ def _arguments(q: Any, k: Any, v: Any, fields: Any, out_dtype: Any, return_lse: 
     try:
         rows = (*q.shape,)[:-1]
     except Exception:
+        if fields.get("out") is None and hasattr(q, "__dlpack__") and not hasattr(q, "shape"):
+            raise InvalidArgument(f"out is absent; it is needed, as q, which is {type(q)}, has no shape to make it of") from None
         return fields  # no array: the core says so
     make = _spec if specs else empty
     if fields.get("out") is None:

@@ -119,6 +119,9 @@ class _Jax:
 
     @staticmethod
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        if isinstance(like, sys.modules["jax"].core.Tracer):
+            raise WrongType("an array has no data, as JAX traces it (jit, grad, vmap); attention for traced programs is "
+                            "attune.integrations.jax.attention")
         if not like.is_deleted() and any(device.platform != "cpu" for device in like.devices()):
             _Jax.current_stream(like, 0)
         return _Numpy.empty(shape, dtype, like)

@@ -52,6 +52,25 @@ def test_any_array_with_dlpack(old):
     assert all(x.exports == 1 + old for x in wrapped)
 
 
+def test_dlpack_without_a_shape():
+    class Bare:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+        def __dlpack__(self, **arguments):
+            return self.array.__dlpack__(**arguments)
+
+    q, k, v = qkv()
+    out = np.empty_like(q)
+    attune.attention(*map(Bare, (q, k, v)), out=out)
+    assert np.array_equal(out, attune.attention(q, k, v))
+    with pytest.raises(attune.InvalidArgument, match="out is absent; it is needed, as q, which is .*Bare"):
+        attune.attention(*map(Bare, (q, k, v)))
+
+
 @pytest.mark.parametrize("dtype, view", [("bfloat16", "uint16"), ("float8_e4m3fn", "uint8"), ("float8_e5m2", "uint8")])
 def test_views_give_numpy_the_dtypes_it_lacks(dtype, view):
     q, k, v = qkv("bfloat16")

@@ -218,6 +218,13 @@ def test_a_name_that_is_no_argument():
         attune.attention(q, q, q, is_causal=True)
 
 
+def test_transforms_of_torch_func_are_refused_by_name():
+    q, k = torch.randn(2, 5, 2, 16), torch.randn(5, 2, 16)
+    for transform, given in ((torch.func.grad, q[0]), (torch.func.jacrev, q[0]), (lambda f: torch.func.vmap(torch.func.grad(f)), q)):
+        with pytest.raises(ValueError, match="q is under a transform of torch.func .* torch.autograd.grad does"):
+            transform(lambda x: attune.attention(x, k, k, causal=True).sum())(given)
+
+
 def test_a_tangent_is_not_lost():
     q, k, tangent = (torch.randn(5, 2, 16) for _ in range(3))
     with torch.autograd.forward_ad.dual_level():

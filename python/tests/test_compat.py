@@ -122,6 +122,33 @@ def test_rotary_tables_that_change_are_seen():
     assert len(flash_attn._tables) == held - 1
 
 
+def test_rotary_tables_that_are_made_anew_are_seen():
+    for rows in range(8, 72, 4):
+        cos, angles = torch.ones(rows, 16), torch.rand(rows, 16)
+        sin = angles.sin()
+        place = id(sin), sin.data_ptr()
+        flash_attn._cos_sin(cos, sin)
+        for _ in range(100):
+            del sin
+            sin = angles.tan()
+            if (id(sin), sin.data_ptr()) == place:  # where the one before it was
+                break
+        assert torch.equal(flash_attn._cos_sin(cos, sin)[:, 16:], sin)
+
+
+def test_rotary_tables_of_inference_mode():
+    q, k = torch.randn(1, 1, 2, 16), torch.randn(1, 1, 1, 16)
+    with torch.inference_mode():
+        cos, sin = torch.rand(8, 4), torch.rand(8, 4)
+        for _ in range(2):  # also after the tables have changed in place
+            sin.mul_(0.5)
+            k_cache, v_cache = torch.randn(1, 8, 1, 16), torch.randn(1, 8, 1, 16)
+            out = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k, k, cos, sin, ints(3))
+            prologue = attune.Prologue(rope_cos_sin=torch.cat([cos, sin], -1), rope_interleaved=True)
+            want = attune.attention(q, k, k, cache=attune.KVCache(k_cache, v_cache), seqused_kv=ints(3), prologue=prologue)
+            assert torch.equal(out, want)
+
+
 def test_flash_attn_compiles_into_one_graph():
     def step(q, k, v, k_cache, v_cache, cos, sin, lengths):
         return flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cos, sin, lengths, causal=True,

@@ -55,6 +55,14 @@ def test_alibi_is_of_absolute_distances(rows, keys, options):
 
 
 @everywhere
+def test_alibi_of_an_empty_batch():
+    nothing = randn(0, 2, 16)
+    out, lse, _ = flash_attn.flash_attn_varlen_func(nothing, nothing, nothing, ints(0, 0), ints(0, 0), 0, 0, alibi_slopes=rand(2),
+                                                    return_attn_probs=True)
+    assert out.shape == (0, 2, 16) and lse.shape == (2, 0)
+
+
+@everywhere
 def test_alibi_of_ragged_sequences_and_caches():
     q, k, v, slopes = randn(9, 4, 16), randn(13, 2, 16), randn(13, 2, 16), rand(4)
     out = flash_attn.flash_attn_varlen_func(q, k, v, ints(0, 4, 9), ints(0, 3, 13), 5, 10, alibi_slopes=slopes)

@@ -162,6 +162,13 @@ def test_what_is_not_covered_is_refused_by_name():
         jax.grad(lambda q: jax.grad(lambda q: attention(q, k, v).sum())(q).sum())(q)
 
 
+def test_a_traced_program_is_sent_here():
+    q, k, v = qkv()
+    for program in (jax.jit, jax.vmap, lambda f: jax.grad(lambda *arrays: f(*arrays).sum())):
+        with pytest.raises(attune.WrongType, match="an array has no data, as JAX traces it.*integrations.jax.attention"):
+            program(attune.attention)(q, k, v)
+
+
 def test_another_device_is_refused(monkeypatch):
     with jax.default_device(None):
         monkeypatch.setattr(jax, "default_backend", lambda: "gpu")

@@ -166,7 +166,9 @@ def test_supported_by_gpus_that_are_not_here():
     refused = attune.supported(floats, floats, floats, capability=(8, 6))
     assert not refused and refused.reason.endswith("compute capability 9.0, this is 8.6")
     assert attune.supported(spec, spec, spec, capability=(7, 5)).reason.endswith("the kernels need 8.0 (Ampere) or newer")
-    for given, error, reason in ((90, attune.WrongType, "capability is 90; a pair"), ((9,), attune.WrongType, "capability is")):
+    for given, error, reason in ((90, attune.WrongType, "capability is 90; a pair"), ((9,), attune.WrongType, "capability is"),
+                                 ((-1, 99), attune.InvalidArgument, r"capability is \(-1, 99\); .* 0..99 and .* 0..9"),
+                                 ((10**12, 0), attune.InvalidArgument, "0..99")):
         with pytest.raises(error, match=reason):
             attune.supported(spec, spec, spec, capability=given)
     with pytest.raises(attune.InvalidArgument, match="device='cpu' and capability="):

@@ -46,10 +46,8 @@ struct KvCache {
   int64_t ring_capacity = 0;
 
   explicit operator bool() const { return format != nullptr; }
-  // True if scales are computed and written with the rows; else they are only read.
-  bool writes_scales() const {
-    return format != nullptr && (!format->plain || (k_scale.by_token() && v_scale.by_token()));
-  }
+  // True if scales of K, of V or of both are computed and written with the rows; else they are only read.
+  bool writes_scales() const { return format != nullptr && (!format->plain || has_token_scales()); }
   bool quantized() const { return format != nullptr && (!format->plain || k.element_size == 1); }
   bool has_token_scales() const { return k_scale.by_token() || v_scale.by_token(); }
   int64_t num_slots() const { return num_pages * page_size; }

@@ -35,6 +35,8 @@ def wanted(q: Any, k: Any, v: Any, fields: dict[str, Any]) -> bool:
 
 def attention(arguments: dict[str, Any], out_dtype: Any, return_lse: bool, return_max_logits: bool) -> Any:
     """`attention` with gradients. arguments: those that are not None."""
+    if not torch.compiler.is_compiling():
+        _refuse_transforms(arguments)
     for name, value in arguments.items():
         if name in _INPUTS or name in VALUES:
             if name not in GRADIENTS and isinstance(value, torch.Tensor) and value.requires_grad:
@@ -53,6 +55,13 @@ def attention(arguments: dict[str, Any], out_dtype: Any, return_lse: bool, retur
     values = {name: value for name, value in arguments.items() if name in VALUES or name not in _core.fields["attune_attention"]}
     out, lse = torch.ops.attune.attention_with_backward(*map(arguments.get, _INPUTS), **values, out_dtype=dtype)
     return (out, lse) if return_lse else out
+
+
+def _refuse_transforms(arguments: dict[str, Any]) -> None:
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
+            raise InvalidArgument(f"{name} is under a transform of torch.func (grad, jacrev, vmap), which this operation does not "
+                                  "serve: torch.autograd.grad does")
 
 
 def _first_wanted(arguments: dict[str, Any]) -> str:

@@ -37,6 +37,7 @@ def _absolute_alibi(function: str, slopes: torch.Tensor, most: int) -> dict[str,
     """-slope * |distance|, as a T5 table with a bucket for each distance: alibi_slopes themselves raise keys that are later."""
     if slopes.dim() == 2 and slopes.shape[0] > 1:
         refuse(function, "alibi_slopes", f"has shape {list(slopes.shape)} without causal; [num_heads] is supported there")
+    most = max(most, 1)  # an empty batch has distances, too
     one_direction = slopes.reshape(-1, 1) * -torch.arange(2 * most, dtype=torch.float32, device=slopes.device)
     return {"t5_bias": torch.cat([one_direction, one_direction], dim=1), "t5_bidirectional": True, "t5_max_distance": most + 1}
 
@@ -211,10 +212,13 @@ _tables: dict[int, tuple[Any, ...]] = {}
 
 def _cos_sin(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """float32 [positions, cosines | sines], made once for a pair of tables that stays as it is."""
+    if torch.compiler.is_compiling() or cos.is_inference() or sin.is_inference():  # these do not tell of changes
+        return torch.cat([cos, sin], dim=-1).to(torch.float32)
     key = id(cos)
-    state = (cos.data_ptr(), cos._version, tuple(cos.shape), id(sin), sin.data_ptr(), sin._version)
+    state = (cos.data_ptr(), cos._version, tuple(cos.shape), sin.data_ptr(), sin._version)
     found = _tables.get(key)
-    if found is None or found[0] != state:
+    # The sines may be gone, and others have their place in memory.
+    if found is None or found[0] != state or found[3]() is not sin:
         table = torch.cat([cos, sin], dim=-1).to(torch.float32)
-        found = _tables[key] = (state, table, weakref.ref(cos, lambda _: _tables.pop(key, None)))
+        found = _tables[key] = (state, table, weakref.ref(cos, lambda _: _tables.pop(key, None)), weakref.ref(sin))
     return found[1]

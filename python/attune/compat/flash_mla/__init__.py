@@ -31,8 +31,9 @@ class FlashMLASchedMeta:
     """Keeps the plan of the first call, and its schedule for all layers of a step; later calls must be of the same shapes.
 
     A call schedules anew if its lengths are not those of the call before: another tensor, or one that PyTorch has written to;
-    and in a capture into a CUDA graph if the call before was in none. What others write to the same tensor is not seen, so then
-    a new object is needed, as with flash_mla; and for each of several graphs that are captured one right after the other.
+    and in a capture into a CUDA graph if the call before was in none. What others write to the same tensor, and what is
+    written to one of inference mode, is not seen: a new object is needed then (else the call fails on the CPU, and gives NaN on
+    CUDA), as with flash_mla; and for each of several graphs that are captured one right after the other.
     """
 
     def __init__(self) -> None:
