@@ -26,7 +26,7 @@ inline constexpr uint64_t kFirstSize<tests::Toy> = 16;
 namespace tests {
 namespace {
 
-// What a client of another version hands over: no byte more than its struct has.
+// The struct of a client of another version: no byte more than its struct_size says.
 std::vector<uint64_t> client(uint64_t bytes) {
   std::vector<uint64_t> memory(bytes / 8, 0);
   memory[0] = bytes;
@@ -42,6 +42,30 @@ TEST(Versions, AnOlderStructLacksWhatCameLater) {
   EXPECT_EQ(toy->a, 3);
   EXPECT_EQ((*toy).b, 4);
   EXPECT_EQ(toy->later, 0);
+}
+
+// Every struct of every size from the first version's on: what it does not have is 0. A field that a later version adds
+// needs no test of its own.
+template <class Struct>
+void expect_older() {
+  for (uint64_t size = kFirstSize<Struct>; size <= sizeof(Struct); size += 8) {
+    const std::vector<uint64_t> memory = client(size);
+    std::vector<uint64_t> expected = memory;
+    expected.resize(sizeof(Struct) / 8, 0);
+    const Known<Struct> known("struct", reinterpret_cast<const Struct*>(memory.data()));
+    EXPECT_EQ(std::memcmp(&*known, expected.data(), sizeof(Struct)), 0) << size << " of " << sizeof(Struct);
+  }
+}
+
+TEST(Versions, WhatOlderClientsLackIsZero) {
+  expect_older<Toy>();
+  expect_older<attune_attention>();
+  expect_older<attune_attention_backward>();
+  expect_older<attune_qkv_prepare>();
+  expect_older<attune_merge>();
+  expect_older<attune_cache_op>();
+  expect_older<attune_indexer>();
+  expect_older<attune_rope>();
 }
 
 TEST(Versions, ThisVersionAndNewerOnesAreReadInPlace) {
