@@ -107,7 +107,7 @@ TEST_F(CudaDecode, AppendsAfterTheLastReaderOfARing) {
   EXPECT_EQ(check_all(list), 2);
 }
 
-// Scales of values by token, some of which are far from the others: the weights of both kinds of tile meet in one row.
+// Scales of values by token, some of which are far from the others: one row has P of both kinds of tile.
 TEST_F(CudaDecode, TakesScalesThatAreFarApart) {
   const Stream stream(kDevice);
   const cases::Row common(R"("name": "far", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
