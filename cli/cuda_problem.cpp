@@ -28,7 +28,7 @@ void require_simple(const cases::Case& c) {
   const bool packed = c.cache.format == ATTUNE_KV_MLA_656;
   const bool cache = c.kv == cases::KvSource::kPaged && c.cache.layout != ATTUNE_KV_XPACKED &&
                      c.cache.ring_capacity == 0 && (packed ? !c.new_tokens : c.cache.format == ATTUNE_KV_PLAIN) &&
-                     (c.cache.scales != ScaleMode::kTokenHead || c.cache.layout == ATTUNE_KV_NHD);
+                     (!cases::scales_by_token(c.cache.scales) || c.cache.layout == ATTUNE_KV_NHD);
   const bool dense = c.kv == cases::KvSource::kDense && c.seqlens_kv == c.seqlens_q && !c.shared_kv;
   const bool simple = queries && (cache || dense) && c.beam_width == 0 && c.sparse.topk == 0 && c.indexer.topk == 0 &&
                       (one || !c.prologue.any()) && static_cast<const cases::MaskSpec&>(c) == cases::MaskSpec{} &&
@@ -169,13 +169,15 @@ void CudaProblem::make_plane(const std::string& name, int64_t head_dim, attune_t
 }
 
 attune_tensor CudaProblem::make_scale(const std::string& name, double mean, void*& device_scale) {
-  const bool by_token = spec_.cache.scales == ScaleMode::kTokenHead;
   const std::vector<int64_t> shape = cases::scale_shape(spec_.cache.scales, spec_.cache.layout, block_pages_,
                                                         spec_.cache.page_size, spec_.num_heads_kv);
   const attune_tensor t = arena_.add(name, ATTUNE_FLOAT32, shape);
   auto* values = static_cast<float*>(t.data);
   for (int64_t i = 0; i < cases::num_elements(t); ++i) values[i] = static_cast<float>(mean * random_.uniform(0.5, 1.5));
-  if (by_token) device_scale = replicate(t, spec_.cache.page_size * spec_.num_heads_kv * 4);
+  if (cases::scales_by_token(spec_.cache.scales)) {
+    device_scale =
+        replicate(t, spec_.cache.page_size * spec_.num_heads_kv * cases::scale_bytes_of_row(spec_.cache.scales));
+  }
   return t;
 }
 

@@ -20,14 +20,14 @@ struct Preparation {
     for (size_t b = 0; b < sequences.size(); ++b) {
       Sequence& s = sequences[b];
       if (present(op.seqused_kv))
-        s.num_cached = std::max<int64_t>(integer_at(op.seqused_kv, {static_cast<int64_t>(b)}), 0);
+        s.num_cached = std::max<int64_t>(integer_at(op.seqused_kv, static_cast<int64_t>(b)), 0);
       if (cache && !cache->is_ring()) s.num_cached = std::min(s.num_cached, cache->capacity());
       s.first_dense = s.first_query;
       s.num_dense = s.num_queries;
     }
   }
 
-  bool is_finished(int64_t b) const { return present(finished) && integer_at(finished, {b}) != 0; }
+  bool is_finished(int64_t b) const { return present(finished) && integer_at(finished, b) != 0; }
 
   Rows q, k, v;
   Prologue prologue;

@@ -77,7 +77,7 @@ void evaluate(const Operation& op, int64_t b, int64_t kv_head, const std::vector
   }
   std::vector<Softmax> softmaxes;
   for (Row& row : rows) {
-    const double sink = present(op.a.sinks) ? number_at(op.a.sinks, {row.query.head}) : -kInfinity;
+    const double sink = present(op.a.sinks) ? number_at(op.a.sinks, row.query.head) : -kInfinity;
     softmaxes.emplace_back(row.z, sink);
     row.result->lse = softmaxes.back().lse();
     row.result->max_logit = softmaxes.back().max();

@@ -41,7 +41,7 @@ void add_row(const Weight& weight, const std::vector<double>& x, int64_t row, Gr
 
 // Element (row, head) of a tensor like lse.
 double row_number(const attune_tensor& t, int64_t row, int64_t head) {
-  return t.rank == 3 ? number_at(t, {row / t.shape[1], row % t.shape[1], head}) : number_at(t, {row, head});
+  return t.rank == 3 ? number_at(t, row / t.shape[1], row % t.shape[1], head) : number_at(t, row, head);
 }
 
 // What a query's pairs share.
@@ -116,7 +116,7 @@ class Pass {
     row.query = query;
     row.lse = row_number(a_.lse, query.row, query.head);
     if (row.lse == -kInfinity) return;  // it sees nothing
-    row.q = op_.query(query.sequence, query.row, query.head);
+    row.q = op_.query(query.b, query.row, query.head);
     row.dout = dout_.row(query.row, query.head);
     row.delta = product(row.dout, out_.row(query.row, query.head));
     if (present(dlse_)) row.dlse = row_number(dlse_, query.row, query.head);
@@ -128,7 +128,7 @@ class Pass {
 
   // The sink is a key whose value is 0.
   void add_sink(Row& row) {
-    const double gap = number_at(a_.sinks, {row.query.head}) - row.lse;
+    const double gap = number_at(a_.sinks, row.query.head) - row.lse;
     row.share = 1.0 / (1.0 + std::exp(gap));
     const double p = 1.0 / (1.0 + std::exp(-gap));
     row.sink_gap = p > 0 && row.share > 0 ? p * std::fabs(gap) : 0.0;
@@ -179,7 +179,8 @@ class Pass {
       to_.dbias.add(static_cast<size_t>(at), dz.value, dz.part, dz.score, 0);
     }
     if (present(t5)) {
-      const int64_t bucket = t5_bucket(key - query.position, t5.shape[1], a_.t5_max_distance, a_.t5_bidirectional != 0);
+      const int64_t bucket =
+          oracle::t5_bucket(key - query.position, t5.shape[1], a_.t5_max_distance, a_.t5_bidirectional != 0);
       to_.dt5_bias.add(static_cast<size_t>(query.head * t5.shape[1] + bucket), dz.value, dz.part, dz.score, 0);
     }
   }

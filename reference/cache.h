@@ -37,11 +37,6 @@ class Cache {
 
  private:
   std::optional<int64_t> page_slot(const attune_tensor& table, int64_t b, int64_t t) const;
-  std::vector<double> plain_row(const attune_tensor& data, const attune_tensor& scale, int64_t slot, int64_t head,
-                                bool is_v) const;
-  std::vector<double> mla_656_row(int64_t slot) const;
-  std::vector<double> mla_584_row(int64_t slot) const;
-  double scale_of(const attune_tensor& scale, int64_t page, int64_t offset, int64_t head) const;
 
   const attune_kv_cache& c_;
   bool v_aliases_k_ = false;

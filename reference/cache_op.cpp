@@ -58,7 +58,7 @@ class Mover {
 
 void move_by_slots(const attune_cache_op& op, Mover& mover) {
   for (int64_t i = 0; i < mover.num_rows(); ++i) {
-    const int64_t slot = present(op.slots) ? integer_at(op.slots, {i}) : i;
+    const int64_t slot = present(op.slots) ? integer_at(op.slots, i) : i;
     const bool exists = slot >= 0 && slot < mover.cache().num_slots();
     mover.move(i, exists ? std::optional<Slot>({slot, slot}) : std::nullopt);
   }
@@ -92,10 +92,10 @@ CacheMoves cache_op(const attune_cache_op& op) {
   const std::vector<Sequence> sequences = split_sequences(op.k, op.cu_seqlens, op.seqused_kv.shape[0] != 1);
   for (size_t i = 0; i < sequences.size(); ++i) {
     const auto b = static_cast<int64_t>(i);
-    const int64_t used = integer_at(op.seqused_kv, {b});
+    const int64_t used = integer_at(op.seqused_kv, b);
     if (!is_store(op)) {
       gather_sequence(sequences[i], b, used, mover);
-    } else if (!present(op.finished) || integer_at(op.finished, {b}) == 0) {
+    } else if (!present(op.finished) || integer_at(op.finished, b) == 0) {
       append_sequence(sequences[i], b, used, mover);
     }
   }

@@ -39,8 +39,8 @@ class Indexer {
         const int64_t row = s.first_query + i;
         int64_t first = 0, last = keys;
         if (op_.causal != 0) last = std::min(last, keys - s.num_queries + i + 1);
-        if (present(op_.key_begin)) first = std::max<int64_t>(first, integer_at(op_.key_begin, {row}));
-        if (present(op_.key_end)) last = std::min(last, integer_at(op_.key_end, {row}));
+        if (present(op_.key_begin)) first = std::max<int64_t>(first, integer_at(op_.key_begin, row));
+        if (present(op_.key_end)) last = std::min<int64_t>(last, integer_at(op_.key_end, row));
         IndexRow& out = all[static_cast<size_t>(row)];
         out.written = true;
         if (reads_keys_) read_row(row);
@@ -52,7 +52,7 @@ class Indexer {
 
  private:
   int64_t num_keys(int64_t b) const {
-    int64_t keys = std::max<int64_t>(integer_at(op_.seqused_kv, {b}), 0);
+    int64_t keys = std::max<int64_t>(integer_at(op_.seqused_kv, b), 0);
     if (cache_) keys = std::min(keys, cache_->capacity());
     if (present(op_.slot_table)) keys = std::min(keys, op_.slot_table.shape[1] * op_.slot_page_size);
     if (present(op_.scores)) keys = std::min(keys, op_.scores.shape[op_.scores.rank - 1]);
@@ -76,7 +76,7 @@ class Indexer {
     std::optional<int64_t> entry;
     if (slot) entry = slot->k;
     if (present(op_.slot_table)) {
-      const int64_t page = integer_at(op_.slot_table, {b, t / op_.slot_page_size});
+      const int64_t page = integer_at(op_.slot_table, b, t / op_.slot_page_size);
       if (page < 0 || page >= op_.slot_pages) {
         entry.reset();
       } else if (entry) {
@@ -116,17 +116,12 @@ class Indexer {
   }
 
   double key_scale(int64_t slot) const {
-    const attune_tensor& scale = op_.cache.k_scale;
-    if (!present(scale)) return 1.0;
-    if (scale.rank == 1) return number_at(scale, {0});
     const int64_t page_size = cache_->num_slots() / op_.cache.k.shape[0];
-    const int64_t page = slot / page_size, offset = slot % page_size;
-    return op_.cache.layout == ATTUNE_KV_NHD ? number_at(scale, {page, offset, 0})
-                                             : number_at(scale, {page, 0, offset});
+    return oracle::scale_of(op_.cache, op_.cache.k_scale, slot / page_size, slot % page_size, 0);
   }
 
   static double row_element(const attune_tensor& t, int64_t row, int64_t column) {
-    return t.rank == 3 ? number_at(t, {row / t.shape[1], row % t.shape[1], column}) : number_at(t, {row, column});
+    return t.rank == 3 ? number_at(t, row / t.shape[1], row % t.shape[1], column) : number_at(t, row, column);
   }
 
   const attune_indexer& op_;

@@ -17,16 +17,15 @@ Merged merge(const attune_merge& op) {
     for (int64_t head = 0; head < heads; ++head) {
       // The lse of a part is the logit of all its keys together.
       std::vector<double> logits;
-      for (int64_t i = 0; i < num_parts; ++i) logits.push_back(number_at(op.partial_lse, {i, row, head}));
-      const double sink = present(op.sinks) ? number_at(op.sinks, {head}) : -std::numeric_limits<double>::infinity();
+      for (int64_t i = 0; i < num_parts; ++i) logits.push_back(number_at(op.partial_lse, i, row, head));
+      const double sink = present(op.sinks) ? number_at(op.sinks, head) : -std::numeric_limits<double>::infinity();
       const Softmax softmax(logits, sink);
       std::vector<double> out(static_cast<size_t>(dim), 0.0), abs = out;
       for (int64_t i = 0; i < num_parts; ++i) {
         const double logit = logits[static_cast<size_t>(i)];
         if (softmax.ignores(logit)) continue;
         const double weight = softmax.probability(logit);
-        const std::vector<double> part =
-            read_strided(parts.dtype, element_at(parts, {i, row, head, 0}), parts.stride[3], dim);
+        const std::vector<double> part = channels(oracle::strided_row(parts, element_at(parts, i, row, head)), dim);
         for (size_t d = 0; d < part.size(); ++d) {
           out[d] += weight * part[d];
           abs[d] += weight * std::fabs(part[d]);

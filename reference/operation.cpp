@@ -17,8 +17,8 @@ std::vector<Extent> ragged_extents(const attune_tensor& cu_seqlens, int64_t tota
   std::vector<Extent> extents;
   int64_t end = 0;
   for (int64_t b = 0; b + 1 < cu_seqlens.shape[0]; ++b) {
-    const int64_t first = std::clamp(integer_at(cu_seqlens, {b}), end, total);
-    end = std::clamp(integer_at(cu_seqlens, {b + 1}), first, total);
+    const int64_t first = std::clamp<int64_t>(integer_at(cu_seqlens, b), end, total);
+    end = std::clamp<int64_t>(integer_at(cu_seqlens, b + 1), first, total);
     extents.push_back({first, end - first});
   }
   return extents;
@@ -87,7 +87,7 @@ void Operation::set_keys() {
   for (size_t b = 0; b < sequences.size(); ++b) {
     Sequence& s = sequences[b];
     const int64_t used =
-        present(a.seqused_kv) ? std::max<int64_t>(integer_at(a.seqused_kv, {static_cast<int64_t>(b)}), 0) : -1;
+        present(a.seqused_kv) ? std::max<int64_t>(integer_at(a.seqused_kv, static_cast<int64_t>(b)), 0) : -1;
     if (has_new_tokens()) {
       s.first_dense = s.first_query;
       s.num_dense = s.num_queries;
@@ -101,7 +101,7 @@ void Operation::set_keys() {
 }
 
 bool Operation::is_skipped(int64_t b) const {
-  if (present(a.finished) && integer_at(a.finished, {b}) != 0) return true;
+  if (present(a.finished) && integer_at(a.finished, b) != 0) return true;
   return a.skip_decode != 0 && sequences[static_cast<size_t>(b)].num_queries == 1;
 }
 
@@ -109,10 +109,10 @@ std::optional<int64_t> Operation::table_row(int64_t b, int64_t t) const {
   if (!present(a.cache_indirection)) return b;
   const int64_t request = b / a.beam_width * a.beam_width;
   const bool wrapped = cache_->is_ring() && sequences[static_cast<size_t>(b)].num_cached > cache_->ring_capacity();
-  if (present(a.beam_prompt_length) && !wrapped && t < integer_at(a.beam_prompt_length, {b})) return request;
+  if (present(a.beam_prompt_length) && !wrapped && t < integer_at(a.beam_prompt_length, b)) return request;
   const int64_t column = cache_->is_ring() ? t % cache_->ring_capacity() : t;
   if (column >= a.cache_indirection.shape[1]) return std::nullopt;
-  const int64_t beam = integer_at(a.cache_indirection, {b, column});
+  const int64_t beam = integer_at(a.cache_indirection, b, column);
   if (beam < 0 || beam >= a.beam_width) return std::nullopt;
   return request + beam;
 }
@@ -137,16 +137,16 @@ void Operation::add_listed(const attune_tensor& indices, const attune_tensor& le
   int64_t length = topk;
   if (present(lengths)) {
     const bool by_sequence = lengths.shape[0] == static_cast<int64_t>(sequences.size());
-    length = std::clamp<int64_t>(integer_at(lengths, {by_sequence ? b : row}), 0, topk);
+    length = std::clamp<int64_t>(integer_at(lengths, by_sequence ? b : row), 0, topk);
   }
   for (int64_t i = 0; i < length; ++i) {
     int64_t index;
     if (indices.rank == 2) {
-      index = integer_at(indices, {row, i});
+      index = integer_at(indices, row, i);
     } else if (a.q.rank == 4) {
-      index = integer_at(indices, {row / a.q.shape[1], row % a.q.shape[1], i});
+      index = integer_at(indices, row / a.q.shape[1], row % a.q.shape[1], i);
     } else {
-      index = integer_at(indices, {row, kv_head, i});
+      index = integer_at(indices, row, kv_head, i);
     }
     if (index < 0 || index >= (cache != nullptr ? cache->num_slots() : s.num_dense)) continue;
     if (cache != nullptr) {

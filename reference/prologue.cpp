@@ -33,7 +33,7 @@ std::vector<double> Prologue::value(const Rows& v, int64_t row, int64_t head, co
 std::vector<double> Prologue::dequantised(const Rows& rows, int64_t row, int64_t head, int64_t which) const {
   std::vector<double> x = rows.row(row, head);
   if (present(p_.qkv_scale) && element_bytes(rows.dtype()) == 1) {
-    const double scale = number_at(p_.qkv_scale, {which});
+    const double scale = number_at(p_.qkv_scale, which);
     for (double& value : x) value *= scale;
   }
   return x;
@@ -41,15 +41,15 @@ std::vector<double> Prologue::dequantised(const Rows& rows, int64_t row, int64_t
 
 void Prologue::add_bias(const attune_tensor& bias, int64_t head, std::vector<double>& x) const {
   if (!present(bias)) return;
-  for (size_t d = 0; d < x.size(); ++d) x[d] += number_at(bias, {head, static_cast<int64_t>(d)});
+  for (size_t d = 0; d < x.size(); ++d) x[d] += number_at(bias, head, static_cast<int64_t>(d));
 }
 
 void Prologue::multiply_ia3(const attune_tensor& weights, int64_t sequence, int64_t head,
                             std::vector<double>& x) const {
   if (!present(weights)) return;
-  const int64_t task = present(p_.ia3_task) ? integer_at(p_.ia3_task, {sequence}) : 0;
+  const int64_t task = present(p_.ia3_task) ? integer_at(p_.ia3_task, sequence) : 0;
   if (task < 0 || task >= weights.shape[0]) return;
-  for (size_t d = 0; d < x.size(); ++d) x[d] *= number_at(weights, {task, head, static_cast<int64_t>(d)});
+  for (size_t d = 0; d < x.size(); ++d) x[d] *= number_at(weights, task, head, static_cast<int64_t>(d));
 }
 
 int64_t Prologue::mrope_component(int64_t pair) const {
@@ -66,18 +66,18 @@ int64_t Prologue::mrope_component(int64_t pair) const {
 
 int64_t Prologue::rope_position(const Token& token, int64_t pair) const {
   if (!present(p_.positions) || token.row < 0) return token.position;
-  if (p_.positions.rank == 1) return integer_at(p_.positions, {token.row});
-  return integer_at(p_.positions, {token.row, std::min(mrope_component(pair), p_.positions.shape[1] - 1)});
+  if (p_.positions.rank == 1) return integer_at(p_.positions, token.row);
+  return integer_at(p_.positions, token.row, std::min(mrope_component(pair), p_.positions.shape[1] - 1));
 }
 
 void Prologue::rotate(const Token& token, std::vector<double>& x) const {
   const attune_tensor& table = p_.rope_cos_sin;
   if (!present(table)) return;
-  const int64_t index = present(p_.rope_table_index) ? integer_at(p_.rope_table_index, {token.sequence}) : 0;
+  const int64_t index = present(p_.rope_table_index) ? integer_at(p_.rope_table_index, token.sequence) : 0;
   if (index < 0 || index >= (table.rank == 3 ? table.shape[0] : 1)) return;
   const int64_t num_positions = table.shape[table.rank - 2], half = table.shape[table.rank - 1] / 2;
   const auto entry = [&](int64_t position, int64_t column) {
-    return table.rank == 3 ? number_at(table, {index, position, column}) : number_at(table, {position, column});
+    return table.rank == 3 ? number_at(table, index, position, column) : number_at(table, position, column);
   };
   for (int64_t j = 0; j < half; ++j) {
     const int64_t position = rope_position(token, j);
@@ -96,7 +96,7 @@ void Prologue::rotate(const Token& token, std::vector<double>& x) const {
 // By absolute position, not by rope position; the last entry serves all later ones.
 double Prologue::logn(int64_t position) const {
   if (!present(p_.logn) || p_.logn.shape[0] == 0) return 1.0;
-  return number_at(p_.logn, {std::clamp<int64_t>(position, 0, p_.logn.shape[0] - 1)});
+  return number_at(p_.logn, std::clamp<int64_t>(position, 0, p_.logn.shape[0] - 1));
 }
 
 }  // namespace attune::reference

@@ -98,7 +98,5 @@ double decode_element(attune_dtype dtype, const void* element);
 
 // Rope frequency map F(f_j) of pair j for the styles, in double. Style NONE does not rotate: all 0.
 std::vector<double> rope_frequencies(const attune_rope& rope);
-// T5 bucket of relative position key - query.
-int64_t t5_bucket(int64_t relative_position, int64_t num_buckets, int64_t max_distance, bool bidirectional);
 
 }  // namespace attune::reference

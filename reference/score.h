@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who sees whom, and the score z of those who do.
+// Who sees whom, and the score z of those who do, by the functions of kernels/check/, which the oracle on the GPU has
+// too.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
+#include "check/scores.h"
 #include "reference/operation.h"
 
 namespace attune::reference {
 
-// One query of one head.
-struct Query {
-  int64_t sequence = 0;
-  int64_t row = 0;       // of q
-  int64_t index = 0;     // in the sequence
-  int64_t position = 0;  // absolute
-  int64_t head = 0;
-};
+using oracle::is_visible;
+using oracle::Query;
 
-double softmax_scale(const attune_attention& a);
-// Whether the masks let a query see the key at this position.
-bool is_visible(const attune_attention& a, const Query& query, int64_t key_position);
+inline double softmax_scale(const attune_attention& a) {
+  return a.softmax_scale != 0 ? static_cast<double>(a.softmax_scale)
+                              : 1.0 / std::sqrt(static_cast<double>(a.q.shape[a.q.rank - 1]));
+}
 // z of a product <q, k>: scale, softcap, additive terms.
-double score(const Operation& op, const Query& query, int64_t key_position, double product);
+inline double score(const Operation& op, const Query& query, int64_t key_position, double product) {
+  return oracle::score(op.a, softmax_scale(op.a), query, key_position, product);
+}
 
 }  // namespace attune::reference

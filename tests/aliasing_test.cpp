@@ -206,7 +206,7 @@ TEST(Aliasing, PackedColumnsAndSharedInputsAreFine) {
 
   a.v = a.k, a.q = a.k;
   plan_and_run(a);
-  a.lse.stride[0] += 1;  // now it meets max_logits
+  a.lse.stride[0] += 1;  // now it overlaps max_logits
   attune_plan* plan = nullptr;
   ASSERT_ATTUNE_OK(attune_plan_create(&a, kCpu, &plan));
   EXPECT_EQ(attune_validate(&a, kCpu, nullptr), ATTUNE_INVALID_ARGUMENT);

@@ -9,6 +9,7 @@
 #include "cpu/kernels.h"
 #include "cuda/architecture.h"
 #include "dispatch/registry.h"
+#include "failure.h"
 #include "support.h"
 
 namespace attune::tests {
@@ -375,15 +376,10 @@ TEST(BackwardErrors, WhatCudaLacks) {
       make_case(R"({"name": "x", "heads": [2, 1], "seqlens_q": [3], "head_dim": [288, 64], "backward": {}})"));
   const BackwardCall call = problem.device();
   const attune::BackwardProblem p = make_backward(call.op, call.attention, Data::kOptional);
-  try {
-    choose_kernel(p.forward, traits_of(p, call.attention), ATTUNE_DEVICE_CUDA, kAttentionBackward);
-    ADD_FAILURE() << "a kernel was chosen";
-  } catch (const Failure& e) {
-    EXPECT_EQ(e.status(), ATTUNE_UNSUPPORTED);
-    EXPECT_STREQ(
-        e.what(),
-        "no kernel covers this; the nearest is cuda_backward_fp32, which lacks head_dim_qk: 288 (at most 256)");
-  }
+  EXPECT_EQ(failure_of(
+                [&] { choose_kernel(p.forward, traits_of(p, call.attention), ATTUNE_DEVICE_CUDA, kAttentionBackward); },
+                ATTUNE_UNSUPPORTED),
+            "no kernel covers this; the nearest is cuda_backward_fp32, which lacks head_dim_qk: 288 (at most 256)");
 }
 
 // GPUs with wgmma have a kernel of their own for 16 bits, which leaves rows that it cannot copy.

@@ -59,17 +59,11 @@ class CacheFixture {
       EXPECT_ATTUNE_OK(attune_kv_page_bytes(kind.format, kPageSize, &bytes));
       c.k = arena_.add("cache.k", ATTUNE_UINT8, {kPages, bytes});
       c.page_size = kPageSize;
-    } else if (layout == ATTUNE_KV_XPACKED) {
-      const int64_t x = 16 / cases::element_size(kind.dtype);
-      c.k = arena_.add("cache.k", kind.dtype, {kPages, heads_, dim_k_ / x, kPageSize, x});
-      c.v = arena_.add("cache.v", kind.dtype, {kPages, heads_, dim_v_, kPageSize});
     } else {
-      const auto shape = [&](int64_t dim) {
-        return layout == ATTUNE_KV_NHD ? std::vector<int64_t>{kPages, kPageSize, heads_, dim}
-                                       : std::vector<int64_t>{kPages, heads_, kPageSize, dim};
-      };
-      c.k = arena_.add("cache.k", kind.dtype, shape(dim_k_), pad({0, 5, 0, 1}));
-      c.v = arena_.add("cache.v", kind.dtype, shape(dim_v_));
+      const int64_t x = 16 / cases::element_size(kind.dtype);
+      c.k = arena_.add("cache.k", kind.dtype, cases::plane_shape(layout, false, kPages, kPageSize, heads_, dim_k_, x),
+                       layout == ATTUNE_KV_XPACKED ? cases::Layout() : pad({0, 5, 0, 1}));
+      c.v = arena_.add("cache.v", kind.dtype, cases::plane_shape(layout, true, kPages, kPageSize, heads_, dim_v_, x));
     }
     add_scales(kind, layout);
     op_.k = arena_.add("k", dense, {tokens, heads_, dim_k_}, pad({0, 0, 3}));
@@ -180,7 +174,7 @@ class CacheFixture {
     for (const bool is_v : {false, true}) {
       attune_tensor& t = is_v ? op_.cache.v_scale : op_.cache.k_scale;
       t = arena_.add(is_v ? "cache.v_scale" : "cache.k_scale", ATTUNE_FLOAT32, shape);
-      if (kind.scales == ScaleMode::kTokenHead) continue;  // written, not read
+      if (cases::scales_by_token(kind.scales)) continue;  // written, not read
       cases::for_each_element(t, [&](const int64_t* index, void* element) {
         cases::encode(ATTUNE_FLOAT32, 0.03 * (1 + static_cast<double>(index[0])) * (is_v ? 1.5 : 1.0), element);
       });

@@ -17,6 +17,7 @@
 #include "cuda/prefill/config.h"
 #include "dispatch/device.h"
 #include "dispatch/registry.h"
+#include "failure.h"
 #include "support.h"
 
 namespace attune::tests {
@@ -128,12 +129,10 @@ TEST(CudaApi, TheNearestKernelIsNamed) {
        {R"("dtype": "e5m2", "out_dtype": "bf16")", "cuda_decode, which lacks KV source: dense"}}) {
     cases::Problem problem(make_case(common.with(fields)));
     const Problem p = make_problem(problem.host(), Data::kRequired);
-    try {
-      ADD_FAILURE() << fields << ": " << choose_kernel(p, traits_of(p, problem.host()), ATTUNE_DEVICE_CUDA).name;
-    } catch (const Failure& e) {
-      EXPECT_EQ(e.status(), ATTUNE_UNSUPPORTED);
-      EXPECT_THAT(e.what(), HasSubstr(wanted)) << fields;
-    }
+    EXPECT_THAT(
+        failure_of([&] { choose_kernel(p, traits_of(p, problem.host()), ATTUNE_DEVICE_CUDA); }, ATTUNE_UNSUPPORTED),
+        HasSubstr(wanted))
+        << fields;
   }
 }
 

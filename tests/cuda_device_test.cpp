@@ -16,6 +16,7 @@
 #include "cuda/launch.h"
 #include "cuda/memory.h"
 #include "cuda/tensor_map.h"
+#include "failure.h"
 
 namespace attune::cuda {
 namespace {
@@ -30,18 +31,6 @@ class CudaDevice : public testing::Test {
     if (!devices()[kDevice].usable()) GTEST_SKIP() << devices()[kDevice].why_not;
   }
 };
-
-template <class Body>
-std::string failure_of(Body&& body, attune_status status) {
-  try {
-    body();
-  } catch (const Failure& e) {
-    EXPECT_EQ(e.status(), status) << e.what();
-    return e.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return "";
-}
 
 struct SaxpyParams {
   const void* x;

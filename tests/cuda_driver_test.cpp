@@ -10,6 +10,7 @@
 #include "core/status.h"
 #include "cuda/device.h"
 #include "cuda/tensor_map.h"
+#include "failure.h"
 
 namespace attune::cuda {
 namespace {
@@ -179,13 +180,7 @@ TEST_F(CudaDriver, PlansForTheBundledPtxWhereNothingElseIsThere) {
 TEST(CudaAbsent, OneSentenceAndNoCrash) {
   if (why_no_device().empty()) GTEST_SKIP() << "this machine has a CUDA device";
   EXPECT_EQ(why_no_device().find('\n'), std::string::npos);
-  try {
-    require_device(0);
-    ADD_FAILURE() << "require_device returned";
-  } catch (const Failure& e) {
-    EXPECT_EQ(e.status(), ATTUNE_DEVICE_ERROR);
-    EXPECT_EQ(std::string(e.what()), why_no_device());
-  }
+  EXPECT_EQ(failure_of([] { require_device(0); }, ATTUNE_DEVICE_ERROR), why_no_device());
 }
 
 // A description that is right, for the tests to break.
@@ -202,13 +197,7 @@ TensorMapDesc good_map() {
 }
 
 std::string map_fault(const TensorMapDesc& t) {
-  try {
-    check_tensor_map(t);
-    return "";
-  } catch (const Failure& e) {
-    EXPECT_EQ(e.status(), ATTUNE_INVALID_ARGUMENT);
-    return e.what();
-  }
+  return failure_of([&] { check_tensor_map(t); });
 }
 
 TEST(TensorMap, NamesTheBrokenRule) {

@@ -158,7 +158,7 @@ struct LongProblem {
   }
 };
 
-// More rows than one launch takes: the parts of TOPK are those of the whole. Then the choice of some rows, exactly.
+// More rows than one launch takes: TOPK in several launches is as in one. Then the choice of some rows, exactly.
 TEST_F(CudaIndexer, LongRowsInSeveralLaunches) {
   const Stream stream(kDevice);
   const LongProblem p(stream, 300, 131072);

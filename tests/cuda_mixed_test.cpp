@@ -41,7 +41,7 @@ TEST_F(CudaMixed, MatchesTheOracle) {
   EXPECT_GT(check_all(list), picks_cases() ? 0 : 100);
 }
 
-// Several tiles, blocks of rows, tasks, pieces and parts of both kinds.
+// Several key tiles, M blocks, work tiles and splits of both kernels.
 TEST_F(CudaMixed, LongerThanATile) {
   std::vector<cases::Case> list;
   const auto add = [&](const std::string& kv, const std::string& rest) {

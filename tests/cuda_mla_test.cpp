@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The MLA kernels on a GPU: every case of the table that their coverage takes, and shapes of their own that take
-// several tiles, tasks and parts, against the oracle. Skipped, with the reason, where there is no GPU.
+// several key tiles, work tiles and splits, against the oracle. Skipped, with the reason, where there is no GPU.
 
 #include "cuda/attention/prologue.h"
 #include "cuda/mla/config.h"
@@ -150,7 +150,7 @@ TEST_F(CudaMla, Dense) {
   check_all_of(std::move(list));
 }
 
-// As many blocks of rows as leave much of the grid idle: all are dealt, in chains of tasks.
+// As many M blocks as would leave much of the grid idle: the schedule balances them, in chains of work tiles.
 TEST_F(CudaMla, BatchesBetweenRounds) {
   std::vector<cases::Case> list;
   for (
@@ -214,7 +214,7 @@ TEST_F(CudaMla, Sparse) {
       }
     }
   }
-  // Small batches go to the kernel of few rows; these do not.
+  // Small batches go to the m16 kernel; these do not.
   for (const char* kv : {R"("kv": "slots", "shared_kv": true, "head_dim": [576, 512])",
                          R"("kv": "slots", "head_dim": [576, 512], "cache": {"format": "mla_656"})"}) {
     for (const char* rest :

@@ -29,8 +29,8 @@ class ByPrefill final : public CaseSubject {
   }
 };
 
-// One shape a feature, long enough for several tiles, blocks of rows and tasks, in pages of any size. max_logits: with
-// them, without, or both.
+// One shape a feature, long enough for several key tiles, M blocks and work tiles, in pages of any size. max_logits:
+// with them, without, or both.
 inline std::vector<cases::Case> cases_longer_than_a_tile(std::initializer_list<bool> max_logits) {
   std::vector<cases::Case> list;
   int number = 0;

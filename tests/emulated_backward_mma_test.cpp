@@ -53,7 +53,7 @@ TEST_F(EmulatedBackwardMma, Of16Bits) {
     EXPECT_EQ(check(tests::make_case(row.with(members))), "") << members;
 }
 
-// Every score term and mask, together where they meet.
+// Every score term and mask, and combinations of them.
 TEST_F(EmulatedBackwardMma, OfEveryVariant) {
   const cases::Row row(
       R"("name": "variants", "dtype": "f32", "heads": [4, 2], "head_dim": [24, 40], "seqlens_q": [140, 0, 1, 20],

@@ -41,8 +41,8 @@ TEST_F(EmulatedBackward, OfEveryHeadDim) {
   }
 }
 
-// Of a share of nearly nothing too, beside dlse; blocks of queries, of each a part of dsinks; many sequences, of which
-// a thread adds up one.
+// Sinks that leave the keys nearly nothing too, beside dlse; a partial dsinks of each block of queries; many sequences,
+// of which a thread adds up one.
 TEST_F(EmulatedBackward, OfSinks) {
   const cases::Row row(R"("name": "sinks", "heads": [6, 2], "dtype": "bf16", "causal": true, "sinks": "mixed",
                           "seqlens_q": [300, 0, 1, 129, 20], "seqlens_kv": [300, 5, 70, 140, 3])");
@@ -188,7 +188,7 @@ TEST_F(EmulatedBackward, OfOutsThatTakeNoVectors) {
   }
 }
 
-// Sequences are listed in any order; the parts of dsinks are added in one.
+// Sequences are listed in any order; partial dsinks are added in one.
 TEST_F(EmulatedBackward, DsinksHaveTheSameBits) {
   cases::BackwardProblem problem(
       tests::make_case(R"({"name": "bits", "heads": [3, 1], "head_dim": [16, 16], "dtype": "bf16", "causal": true,

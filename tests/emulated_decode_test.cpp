@@ -89,7 +89,7 @@ TEST_F(EmulatedDecode, Caches) {
         2);
 }
 
-// In parts of bf16, as many as fp32 has bits for. The lse of one key is its score.
+// As three bf16 numbers (bf16x3), so no bit of fp32 is lost. The lse of one key is its score.
 TEST_F(EmulatedDecode, QueriesOfFp32) {
   check(R"("heads": [8, 2], "head_dim": [64, 64], "dtype": "f32", "kv": "paged", "seqlens_kv": [300, 1, 1, 1, 1, 1])",
         {R"("cache": {"dtype": "e5m2", "scales": "token"})", R"("cache": {"dtype": "e4m3", "scales": "tensor"})",

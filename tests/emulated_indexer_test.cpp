@@ -374,8 +374,8 @@ TEST_F(EmulatedIndexer, SelectsFromAnyDistribution) {
   }
 }
 
-// Rows of a tensor begin anywhere in 16 bytes, their keys anywhere in the row, and columns may lie apart; parts of a
-// cluster may be empty.
+// Rows of a tensor begin anywhere in 16 bytes, their keys anywhere in the row, and columns may lie apart; blocks of a
+// cluster may have no column.
 TEST_F(EmulatedIndexer, SelectsFromAnyPlace) {
   cases::Random random("place", 1);
   for (const indexer::SelectConfig& config : {kSmallSelects[0], kSmallSelects[2]}) {

@@ -10,13 +10,14 @@
 #include "emulated_decode_launch.h"
 #include "emulated_prefill_launch.h"
 #include "emulated_rows.h"
+#include "failure.h"
 #include "support.h"
 
 namespace attune::cuda {
 namespace {
 
 constexpr uint64_t kRandomCases = 300;
-constexpr int kFew = 3;  // multiprocessors, so that each block takes several work tiles and pieces
+constexpr int kFew = 3;  // multiprocessors, so that each block takes several work tiles and splits
 
 enum Parts { kPrompts = 1, kDecodeQueries = 2, kBoth = 3 };
 
@@ -43,7 +44,7 @@ class EmulatedMixed : public tests::Emulated {
     emulate_decode(c, decode::to_params(p, c, workspace));
   }
 
-  // Rows of the part that does not run must stay as they are.
+  // Rows of the kernel that does not run must stay as they are.
   static void expect_only(const cases::Case& spec, int max_decode_q, Parts parts, cases::Expected& expected) {
     if (parts == kBoth) return;
     std::vector<bool> is_few;  // of each row
@@ -87,7 +88,7 @@ class EmulatedMixed : public tests::Emulated {
     return cases::compare(problem, expected, ATTUNE_DEVICE_CUDA).failure;
   }
 
-  // Together, and each part alone.
+  // Together, and each kernel alone.
   static void check(std::string_view common, std::initializer_list<const char*> rest, int layers = 1) {
     for (const char* more : rest) {
       const cases::Case spec = tests::make_case(cases::Row(common).with(more));
@@ -169,7 +170,7 @@ TEST_F(EmulatedMixed, SplitsAlongTheKeysAndRunsAgain) {
         {R"("seqlens_q": [1, 3, 1], "seqlens_kv": [2900, 2000, 300])"}, 2);
 }
 
-// Decode's blocks beside the prompts': its part of the work, as the device finds it, and all where there is no other.
+// Decode's blocks beside the prompts': in proportion to its work, which the device finds, or all.
 TEST_F(EmulatedMixed, LeavesBlocksToThePrompts) {
   struct Split {
     const char* lengths;
@@ -272,12 +273,7 @@ TEST(MixedChoice, NamesWhatARunMayNotBring) {
     change(a);
     const Problem p = make_problem(a, Data::kRequired);
     alignas(256) static std::byte rows[1 << 20];
-    try {
-      mixed::check_run(p, attention::after_prologue(p, rows), configs);
-    } catch (const Failure& e) {
-      return e.status() == ATTUNE_INVALID_ARGUMENT ? e.what() : "another status";
-    }
-    return "";
+    return failure_of([&] { mixed::check_run(p, attention::after_prologue(p, rows), configs); });
   };
   EXPECT_EQ(check([](attune_attention&) {}), "");
   EXPECT_EQ(check([](attune_attention& a) { a.cache.k.shape[1] = a.cache.v.shape[1] = 8; }),

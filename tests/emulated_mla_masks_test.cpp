@@ -5,7 +5,7 @@
 namespace attune::cuda {
 namespace {
 
-// However keys come: boxes, gathered rows, packed rows alone and in clusters, rows beside a cache.
+// By every producer: TMA boxes, gathered rows, packed rows alone and in clusters, rows beside a cache.
 TEST_F(EmulatedMla, MaskBits) {
   check(R"("head_dim": [576, 512], "causal": true, "mask_bits": 1, "max_logits": true, "seqlens_q": [3, 1, 9],
         "seqlens_kv": [200, 0, 70])",

@@ -76,7 +76,7 @@ TEST_F(EmulatedMlaMma, SplitsAlongTheKeysAndRunsAgain) {
   EXPECT_GT(splits_, 0);
 }
 
-// P that grows from tile to tile by more than fp16 holds, and weights that fp16 would lose.
+// P that grows from tile to tile by more than fp16 holds, and P that fp16 would lose.
 TEST_F(EmulatedMlaMma, SpreadScores) {
   check(R"("shared_kv": true, "dtype": "f16", "data": "spread", "max_logits": true, "head_dim": [576, 512])",
         {R"("kv": "slots", "seqlens_q": [1, 2], "heads": [64, 1], "sparse": {"topk": 300})",
@@ -153,7 +153,7 @@ TEST_F(EmulatedMlaMma, FinishedSequences) {
          R"("kv": "slots", "seqlens_q": [1, 2, 1], "zero_finished": true, "sparse": {"topk": 200})"});
 }
 
-// Every fifth case, as each producer meets some of them.
+// Every fifth case: each producer has some of them.
 TEST_F(EmulatedMlaMma, TablesThatMakeNoSense) {
   const std::vector<tests::SpoiltCase> list = tests::spoilt_mla_cases();
   for (size_t i = 0; i < list.size(); i += 5) {

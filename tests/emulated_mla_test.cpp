@@ -261,7 +261,7 @@ TEST_F(EmulatedMla, SparsePrefill) {
             "sparse": {"topk": 75, "topk_length": "token", "per_head": true})"});
 }
 
-// Every third case: each producer meets some of them, and each table.
+// Every third case: each producer has some of them, and each table.
 TEST_F(EmulatedMla, TablesThatMakeNoSense) {
   const std::vector<tests::SpoiltCase> list = tests::spoilt_mla_cases();
   for (size_t i = 0; i < list.size(); i += 3) {

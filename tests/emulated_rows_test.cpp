@@ -139,7 +139,7 @@ TEST_F(EmulatedRows, PreparedRowsOfThreePositionsMatchTheOracle) {
   EXPECT_GE(ran, 3);
 }
 
-// Vectors by 16 and by 32 threads, and what are no vectors; more parts than threads.
+// Vectors by 16 and by 32 threads, and what are no vectors; more splits than threads.
 TEST_F(EmulatedRows, MergedPartsMatchTheOracle) {
   struct Case {
     MergeShape shape;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the schedule of prompts and of MLA lists (kernels/scheduler/persistent.cu on the CPU, tests/emulator), beside
-// what the results of attention show: each block of rows once, all of its tiles, parts of one size, long ones first.
+// what the results of attention show: each M block once, all of its key tiles, splits of one size, long ones first.
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -23,8 +23,8 @@ class EmulatedSchedule : public EmulatedPrefill {
     int64_t last = 0, ideal = 0;
   };
 
-  // "" or what is wrong. num_sms: blocks of the grid. cut: some block must be. fewest_tiles: of a part; 0: what the
-  // host says, else there is room for parts as short.
+  // "" or what is wrong. num_sms: blocks of the grid. cut: some M block must be. fewest_tiles: of a split; 0: what
+  // the host says, else there is room for splits as short.
   static std::string check(const cases::Case& spec, int num_sms, bool cut, int fewest_tiles = 0, Time* time = nullptr) {
     cases::Problem problem(spec);
     problem.arena().upload();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What nobody may see changes no bit: the CUDA kernels' own source on the CPU (tests/emulator). No GPU. A row that is
-// computed again (prefill/recompute.cuh) because a product met NaN is seen by its bits: its weights are not rounded.
+// computed again (prefill/recompute.cuh) because a product was NaN is seen by its bits: its P is not rounded.
 #include "emulated_attend.h"
 #include "unseen.h"
 

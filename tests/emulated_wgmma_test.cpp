@@ -44,7 +44,7 @@ TensorMapDesc describe(const Matrix& m, void* data) {
   return t;
 }
 
-// S and O, and how far they may be from the exact ones: fp32 sums in another order, and weights that round differently.
+// S and O, and how far they may be from the exact ones: fp32 sums in another order, and P that rounds differently.
 void expect_products(const Matrix& q, const Matrix& k, const Matrix& v, const std::vector<float>& s,
                      const std::vector<float>& o) {
   for (int row = 0; row < kRows; ++row) {

@@ -157,7 +157,7 @@ TEST(Hpp, PlansRunAndMove) {
   }
 }
 
-// Two keys that weigh the same: dv is half of dout, and dq points from the lesser value to the larger.
+// Two keys with the same P: dv is half of dout, and dq points from the lesser value to the larger.
 TEST(Hpp, BackwardOfAttention) {
   const std::vector<float> q = {0, 0}, k = {1, 0, 0, 1}, v = {4, 2}, dout = {1};
   std::vector<float> out(1), lse(1), dq(2), dv(2);

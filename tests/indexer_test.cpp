@@ -30,7 +30,7 @@ std::vector<cases::Case> table() {
   return list;
 }
 
-// threads: rows alone, and keys cut into pieces.
+// threads: one for rows alone, several so that keys are split.
 void check_table(int32_t threads, size_t step) {
   const ThreadCount pool(threads);
   const char* only = std::getenv("ATTUNE_CASE");
@@ -153,7 +153,7 @@ TEST(IndexerScores, DoNotDependOnTheirNeighbours) {
   }
 }
 
-// The halves of TOPK take no column that a row does not see, and the fused call keeps its scores to itself.
+// SCORES and SELECT, of which TOPK is made, take no column that a row does not see; TOPK keeps its scores to itself.
 TEST(IndexerErrors, NameWhatIsWrong) {
   cases::IndexerProblem problem(small_case());
   const attune_indexer ops[] = {problem.device(ATTUNE_INDEXER_TOPK), problem.device(ATTUNE_INDEXER_SCORES),

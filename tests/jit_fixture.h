@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "failure.h"
 
 namespace attune::cuda {
 
@@ -42,18 +43,6 @@ class CudaJit : public testing::Test {
     fs::remove_all(directory_);
   }
   std::string path(const std::string& name) const { return (directory_ / name).string(); }
-
-  template <class Body>
-  static std::string failure_of(Body&& body, attune_status status) {
-    try {
-      body();
-    } catch (const Failure& e) {
-      EXPECT_EQ(e.status(), status) << e.what();
-      return e.what();
-    }
-    ADD_FAILURE() << "nothing was thrown";
-    return "";
-  }
 
   fs::path directory_;
   std::vector<std::string> log_;

@@ -22,7 +22,7 @@ TEST(MergeOperation, OfNothingGivesZeroAndMinusInfinity) {
   cases::MergeProblem merge(merge_case({2, 2, 2, 8}, ATTUNE_BFLOAT16, ATTUNE_FLOAT32, false, false),
                             cases::host_memory());
   attune_merge op = merge.device();
-  // No parts at all.
+  // No partial outputs at all.
   op.partial_out.shape[0] = op.partial_lse.shape[0] = 0;
   ASSERT_ATTUNE_OK(attune_merge_run(&op, kCpu, nullptr));
   for (const double x : gather_values(op.out)) EXPECT_EQ(x, 0);

@@ -3,6 +3,7 @@
 #include "cpu/prologue.h"
 
 #include <cstring>
+#include <functional>
 
 #include "core/dtype.h"
 #include "unit_tensors.h"

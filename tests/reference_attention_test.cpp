@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The oracle's attention against what can be worked out by hand: masks, scores, sinks, finished rows.
+#include "check/scores.h"
 #include "reference_support.h"
 
 namespace attune::reference_tests {
@@ -202,7 +203,7 @@ TEST(ReferenceScores, AdditiveTerms) {
 }
 
 TEST(ReferenceScores, T5Buckets) {
-  using reference::t5_bucket;
+  using oracle::t5_bucket;
   // Encoder, 32 buckets, 128: first distance of each bucket from 8 on, from the published formula.
   const int64_t first[] = {8, 12, 16, 23, 32, 46, 64, 91};
   for (int64_t i = 0; i < 8; ++i) {
@@ -283,7 +284,7 @@ TEST(ReferenceScores, NanStaysInItsRowAndHead) {
     EXPECT_TRUE(std::isnan(row.lse));
     EXPECT_TRUE(std::isnan(row.out[0]));
   }
-  // A score of -inf weighs nothing, whatever the value.
+  // A score of -inf has P = 0, whatever the value.
   attune_attention b = counting(store, 1, 2);
   b.v = store.floats({2, 1, 1}, {kNaN, 5});
   b.new_token_bias = store.floats({1, 1}, {0});

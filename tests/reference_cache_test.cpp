@@ -266,7 +266,7 @@ TEST(ReferenceMerge, PartsMakeTheWhole) {
       lse.push_back(static_cast<float>(row.lse));
     }
   }
-  // A third part that saw nothing.
+  // A third partial output, of no keys.
   out.insert(out.end(), 12, kNaN);
   lse.insert(lse.end(), 4, -std::numeric_limits<float>::infinity());
   attune_merge m{};

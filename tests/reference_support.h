@@ -84,7 +84,7 @@ inline attune_attention empty_attention() {
   return a;
 }
 
-// Queries of zeros: every visible key weighs the same, so one output channel holds the mean of what is seen. With the
+// Queries of zeros: P is the same for every visible key, so one output channel holds the mean of what is seen. With the
 // values 1, 10, 100, ... of keys 0, 1, 2, ... the digits of mean * count name the keys.
 inline int64_t seen_digits(const reference::RowResult& row) {
   return std::llround(row.out[0] * static_cast<double>(row.num_visible));

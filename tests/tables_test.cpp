@@ -3,6 +3,7 @@
 // from the library.
 #include "core/tables.h"
 
+#include <functional>
 #include <utility>
 
 #include "unit_tensors.h"

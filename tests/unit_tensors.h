@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <random>
 #include <stdexcept>
@@ -14,7 +13,7 @@
 #include <vector>
 
 #include "attune/attune.h"
-#include "core/status.h"
+#include "failure.h"
 
 namespace attune::unit {
 
@@ -45,17 +44,6 @@ inline std::vector<float> normal(size_t n, uint32_t seed, float scale = 1.0f) {
   std::vector<float> x(n);
   for (float& v : x) v = distribution(random);
   return x;
-}
-
-// The message of the failure that body throws; "" if it throws none.
-inline std::string failure_of(const std::function<void()>& body, attune_status status = ATTUNE_INVALID_ARGUMENT) {
-  try {
-    body();
-  } catch (const Failure& f) {
-    EXPECT_EQ(f.status(), status) << f.what();
-    return f.what();
-  }
-  return "";
 }
 
 // NaN where NaN is expected, else within tolerance; a NaN on one side only fails.

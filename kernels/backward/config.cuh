@@ -24,9 +24,9 @@ struct Config {
   static constexpr int kTile = kernels::backward_tile(kHeadDimQk, kHeadDimV);
   using DqTile = backward::DqTile<kHeadDimQk, kHeadDimV>;
   static constexpr int kXStages = ATTUNE_X_STAGES, kYStages = ATTUNE_Y_STAGES;
-  static constexpr int kMathGroups = 2, kMathWarps = 4 * kMathGroups, kThreads = 128 + 32 * kMathWarps;
+  static constexpr int kConsumerGroups = 2, kConsumerWarps = 4 * kConsumerGroups, kThreads = 128 + 32 * kConsumerWarps;
   static constexpr int kWriters = 3;  // warps
-  static constexpr int kProducerRegisters = 24, kMathRegisters = 240;
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
   static constexpr ptx::Type kMmaType = ATTUNE_TYPE == common::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
   // Lines of 64 channels, steps of 16, and channels of the accumulators.
   static constexpr int kLinesQk = kernels::lines_of(kHeadDimQk), kLinesV = kernels::lines_of(kHeadDimV);
@@ -38,7 +38,7 @@ struct Config {
   static constexpr int kXBytes = kLinesQk * kTile * 128, kYBytes = kLinesV * kTile * 128;
   static constexpr int kDsBuffers = 2, kDqBuffers = 2;
   static_assert(ATTUNE_TYPE == common::kBFloat16 || ATTUNE_TYPE == common::kFloat16, "what wgmma takes");
-  static_assert(kProducerRegisters + kMathGroups * kMathRegisters <= 65536 / kThreads / 8 * 8 * kThreads / 128,
+  static_assert(kProducerRegisters + kConsumerGroups * kConsumerRegisters <= 65536 / kThreads / 8 * 8 * kThreads / 128,
                 "a block has no more than it began with: it would wait for what others on its multiprocessor hold");
   static_assert(kHeadDimQk <= 256 && kHeadDimV <= 256, "the accumulators would not fit the registers");
   static_assert(kernels::has_one_pass(kHeadDimQk, kHeadDimV) == ((kGradients & (kGradients - 1)) != 0),
@@ -94,9 +94,10 @@ struct Smem : common::SharedView<SharedStorage> {
   __device__ __forceinline__ unsigned sums() const { return ATTUNE_SHARED_AT(SharedStorage, sums); }
 };
 
-// Named barriers: one of the math warps alone; the others of the math warps and a writer of dq, for each buffer and for
-// each writer.
-constexpr int kMathBarrier = 1, kDqEmptyBarrier = 2, kDqFullBarrier = 4, kDqThreads = 32 * Config::kMathWarps + 32;
+// Named barriers: one of the consumer warps alone; the others of the consumer warps and a writer of dq, for each buffer
+// and for each writer.
+constexpr int kConsumerBarrier = 1, kDqEmptyBarrier = 2, kDqFullBarrier = 4;
+constexpr int kDqThreads = 32 * Config::kConsumerWarps + 32;
 
 // The own rows of a block, of one head, and the tiles of the other side that they see.
 struct WorkTile {

@@ -6,14 +6,14 @@
 // Of heads whose dk and dv do not fit together each gradient has a pass of its own, a launch of this kernel: dk and dv
 // as above, and dq by blocks of 128 queries, which walk over tiles of keys. No sum crosses a block.
 //
-// Warpgroup 0: warp 0 is the producer (producer.cuh), the others add dq (dq_writer.cuh). Warpgroups 1 and 2 are the
-// math's (mainloop.cuh).
+// Warpgroup 0: warp 0 is the producer (producer.cuh), the others add dq (dq_writer.cuh). Warpgroups 1 and 2 are
+// consumers (mainloop.cuh).
 //
 // Where dq is summed, a block waits for those of the same sequence and head with earlier keys. The tile scheduler is a
 // counter, taken when the block begins, and the list has them before it: so the blocks waited for are resident.
 //
 // Barriers: the own rows and each stage have a full barrier (one arrival and the bytes of the copies), a stage also an
-// empty one (one lane of each math warp arrives). Named ones: dS of both warpgroups is in shared memory; dq of a
+// empty one (one lane of each consumer warp arrives). Named ones: dS of both warpgroups is in shared memory; dq of a
 // tile is there, and has been read. A NaN or infinity of the sequence that a row does not see can reach
 // its gradient as 0 * NaN: recompute.cu looks at the rows of blocks that have one.
 #include "backward/dq_writer.cuh"
@@ -29,11 +29,11 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
     ptx::init_barrier(smem.own_full(), 1);
     for (int i = 0; i < Config::kXStages; ++i) {
       ptx::init_barrier(smem.x_full(i), 1);
-      ptx::init_barrier(smem.x_empty(i), Config::kMathWarps);
+      ptx::init_barrier(smem.x_empty(i), Config::kConsumerWarps);
     }
     for (int i = 0; i < Config::kYStages; ++i) {
       ptx::init_barrier(smem.y_full(i), 1);
-      ptx::init_barrier(smem.y_empty(i), Config::kMathWarps);
+      ptx::init_barrier(smem.y_empty(i), Config::kConsumerWarps);
     }
     ptx::publish_barriers();
   }
@@ -87,7 +87,7 @@ __device__ __forceinline__ void run_math(const BackwardParams& p, const Smem& sm
     if (work.tiles > 0) run_mainloop(p, smem, work, a);
   }
   const bool nonfinite = any_nonfinite(a.x) || any_nonfinite(a.v);
-  const bool any = ptx::named_barrier_any(kMathBarrier, 32 * Config::kMathWarps, nonfinite);
+  const bool any = ptx::named_barrier_any(kConsumerBarrier, 32 * Config::kConsumerWarps, nonfinite);
   if (threadIdx.x == 128) flag_nonfinite(p, smem.work_tile_idx(), any);
   const WorkTile work = work_tile_at(p, smem.work_tile_idx());  // read twice: the mainloop has no registers for it
   if constexpr (Config::kWithDx) store<Config::kHeadDimQk>(p, work, Config::kOfQueries ? p.dq : p.dk, a.x, p.scale);
@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(attune::backward::Config::kThreads,
       DqWriter(p, smem, work, warp - 1).run();
     }
   } else {
-    ptx::take_registers<Config::kMathRegisters>();
+    ptx::take_registers<Config::kConsumerRegisters>();
     run_math(p, smem);
   }
 }

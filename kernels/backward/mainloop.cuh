@@ -61,7 +61,7 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
         const unsigned ds = smem.ds(i % Config::kDsBuffers);
         store_scores_transposed(ds + group * (Config::kTile * 128), ds_regs);
         ptx::fence_async_proxy();
-        sync_math();
+        sync_consumers();
         multiply_dq(ds, smem.own_x(), group, dq);
       }
       accumulate(smem.x(pipe.stage), ds_regs, a.x);

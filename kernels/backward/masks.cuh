@@ -8,8 +8,8 @@
 
 namespace attune::backward {
 
-constexpr bool kRanges = (ATTUNE_MASK & use::kRanges) != 0, kBits = (ATTUNE_MASK & use::kBits) != 0;
-constexpr bool kKeyMasks = kRanges || kBits;
+using KeyMask = common::KeyMask<ATTUNE_MASK>;
+constexpr bool kRanges = (ATTUNE_MASK & use::kRanges) != 0, kKeyMasks = kRanges || KeyMask::kAny;
 
 template <class Body>
 __device__ __forceinline__ void for_each_range(const BackwardParams& p, int b, const Body& body) {
@@ -77,13 +77,13 @@ __device__ __forceinline__ bool sees_any(const BackwardParams& p, const Sequence
   return any;
 }
 
-// Whether the bit of a pair lets it through.
-__device__ __forceinline__ bool bit_of(const BackwardParams& p, const SequenceInfo& s, int b, int row, int head,
-                                       int key) {
-  if constexpr (!kBits) return true;
-  common::KeyMask<ATTUNE_MASK> bits;
-  bits.start(p, b, s.q_begin);
-  return bits.sees(p, row, head, key);
+// Whether the masks that are looked up key by key let a pair through.
+__device__ __forceinline__ bool passes_key_mask(const BackwardParams& p, const SequenceInfo& s, int b, int row,
+                                                int head, int key) {
+  if constexpr (!KeyMask::kAny) return true;
+  KeyMask key_mask;
+  key_mask.start(p, b, s.q_begin);
+  return key_mask.sees(p, row, head, key);
 }
 // Whether a query sees a key of its sequence.
 __device__ __forceinline__ bool sees(const BackwardParams& p, const SequenceInfo& s, int b, int row, int head,
@@ -95,7 +95,7 @@ __device__ __forceinline__ bool sees(const BackwardParams& p, const SequenceInfo
     for_each_range(
         p, b, [&](const common::Range& range) { any |= common::holds(range, position) && common::holds(range, key); });
   }
-  return any && bit_of(p, s, b, row, head, key);
+  return any && passes_key_mask(p, s, b, row, head, key);
 }
 
 }  // namespace attune::backward

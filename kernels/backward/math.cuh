@@ -94,14 +94,16 @@ __device__ __forceinline__ void publish_dq(const Smem& smem, int group, int i,
   ptx::named_barrier_arrive(kDqFullBarrier + i % Config::kWriters, kDqThreads);
 }
 
-__device__ __forceinline__ void sync_math() { ptx::named_barrier_sync(kMathBarrier, 32 * Config::kMathWarps); }
+__device__ __forceinline__ void sync_consumers() {
+  ptx::named_barrier_sync(kConsumerBarrier, 32 * Config::kConsumerWarps);
+}
 
 // Makes rows from `first` on zeros, in a tile of lines of kRows rows. Behind a sequence's last row TMA copies those of
 // others: 0 times a NaN of theirs would be NaN, and the bits of a sequence would follow from its neighbours.
 template <int kLines, int kRows>
 __device__ __forceinline__ void clear_rows(unsigned tile, int first) {
   const int pieces = (kRows - first) * 8;
-  for (int i = static_cast<int>(threadIdx.x) - 128; i < kLines * pieces; i += 32 * Config::kMathWarps)
+  for (int i = static_cast<int>(threadIdx.x) - 128; i < kLines * pieces; i += 32 * Config::kConsumerWarps)
     ptx::store_shared_zero(tile + (i / pieces * kRows + first) * 128 + i % pieces * 16);
 }
 // Of the block's keys, of which dq takes all; called when they have come.
@@ -110,21 +112,21 @@ __device__ __forceinline__ void clear_keys_behind_the_last(const Smem& smem, con
   if (count >= kBackwardRows) return;
   clear_rows<Config::kLinesQk, kBackwardRows>(smem.own_x(), count);
   ptx::fence_async_proxy();
-  sync_math();
+  sync_consumers();
 }
 // Of a step's tile, what a gradient takes of it; called when it has come.
 __device__ __forceinline__ void clear_tile_behind_the_last(const Smem& smem, const WorkTile& work, int row, int x_stage,
                                                            int y_stage) {
   const int count = (Config::kOfQueries ? work.s.num_keys : work.s.num_q) - row;
   if (count >= Config::kTile) return;
-  sync_math();  // both have its S
+  sync_consumers();  // both have its S
   if constexpr (Config::kWithDx) clear_rows<Config::kLinesQk, Config::kTile>(smem.x(x_stage), count);
   if constexpr (Config::kWithDv) clear_rows<Config::kLinesV, Config::kTile>(smem.y(y_stage), count);
   ptx::fence_async_proxy();
-  sync_math();
+  sync_consumers();
 }
 
-// All math warps arrive, when they have read a stage.
+// All consumer warps arrive, when they have read a stage.
 __device__ __forceinline__ void release(unsigned empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) ptx::arrive(empty);

@@ -106,12 +106,12 @@ class Softmax {
         }
       });
     }
-    if constexpr (kBits) {
+    if constexpr (KeyMask::kAny) {
 #pragma unroll
       for (int j = 0; j < kScores; ++j) {
         const int own = coords.own + j / 2 % 2 * 8, other = row + column_of(j);
-        if ((pairs >> j & 1) != 0 &&
-            !bit_of(p, work.s, work.batch, WorkTile::query(own, other), coords.head, WorkTile::key(own, other)))
+        const int query = WorkTile::query(own, other), key = WorkTile::key(own, other);
+        if ((pairs >> j & 1) != 0 && !passes_key_mask(p, work.s, work.batch, query, coords.head, key))
           pairs &= ~(1u << j);
       }
     }

@@ -3,12 +3,7 @@
 // (tests/cases/compare.cpp) and on the device; no standard headers but for the host.
 #pragma once
 
-#ifdef __CUDACC__
-#define ATTUNE_CHECK_BOTH __host__ __device__
-#else
-#include <cmath>
-#define ATTUNE_CHECK_BOTH
-#endif
+#include "check/host_device.h"
 
 namespace attune::oracle {
 
@@ -32,9 +27,9 @@ struct RowBounds {
 
 constexpr double kOfFp32 = 1.0 / (1 << 21);  // of a sum of products in fp32
 
-ATTUNE_CHECK_BOTH inline bool is_finite(double x) { return x - x == 0; }
+ATTUNE_CHECK_BOTH bool is_finite(double x) { return x - x == 0; }
 
-ATTUNE_CHECK_BOTH inline RowBounds bounds_of_row(const BoundTerms& terms, double z_abs, double max_logit, double lse,
+ATTUNE_CHECK_BOTH RowBounds bounds_of_row(const BoundTerms& terms, double z_abs, double max_logit, double lse,
                                                  long long num_visible) {
   const double largest = is_finite(max_logit) ? fabs(max_logit) : 0.0;
   const double sums = (16 + 2 * sqrt(static_cast<double>(num_visible))) / (1 << 24);
@@ -50,7 +45,7 @@ ATTUNE_CHECK_BOTH inline RowBounds bounds_of_row(const BoundTerms& terms, double
 
 // Of one channel of out = numerator / sum. A score that is off by e moves its probability by a factor of exp(e), and
 // both by no more than this.
-ATTUNE_CHECK_BOTH inline double bound_of_out(const RowBounds& b, double out, double pv_abs, double v_abs,
+ATTUNE_CHECK_BOTH double bound_of_out(const RowBounds& b, double out, double pv_abs, double v_abs,
                                              double largest_p) {
   const double from_scores = 0.5 * expm1(2 * b.score);
   return pv_abs * (b.value + from_scores) + v_abs * b.least * largest_p + fabs(out) * (b.sum + from_scores) + 1e-36;
@@ -65,7 +60,7 @@ struct GradientTerms {
 };
 
 // Of one element, by the sums that reference::Gradient has of it.
-ATTUNE_CHECK_BOTH inline double bound_of_gradient(const GradientTerms& terms, double sum_terms, double sum_parts,
+ATTUNE_CHECK_BOTH double bound_of_gradient(const GradientTerms& terms, double sum_terms, double sum_parts,
                                                   double sum_scores, double sum_factors) {
   const double of_scores = (sum_scores + terms.additive * sum_terms) * kOfFp32;
   return sum_parts * terms.of_products + sum_terms * terms.of_terms + of_scores + sum_factors * terms.least + 1e-36;

@@ -3,7 +3,7 @@
 // "Where keys come from".
 #pragma once
 
-#include "check/elements.cuh"
+#include "check/rows.h"
 
 namespace attune::oracle {
 
@@ -164,45 +164,15 @@ __device__ inline Key key_at(const OracleParams& p, const Sequence& s, const Key
   return {true, nullptr, 0, 0, s.dense.first + t - s.num_cached, t};
 }
 
-__device__ inline double scale_of(const Cache& c, const Tensor& scale, long long page, long long offset,
-                                  long long head) {
-  if (!present(scale)) return 1.0;
-  if (scale.rank == 1) return number_at(scale, scale.shape[0] == 1 ? 0 : head);
-  return c.layout == kNhd ? number_at(scale, page, offset, head) : number_at(scale, page, head, offset);
-}
-
-__device__ inline Row cached_row(const Cache& c, long long slot, long long head, bool is_v) {
-  const long long page = slot / c.page_size, offset = slot % c.page_size;
-  if (c.format == kMla656) return {element_at(c.k, page, offset), 1, kUint8, 1.0, 0, 0, kMla656, nullptr};
-  if (c.format == kMla584) {  // all rows of a page, then their scales
-    const char* first = element_at(c.k, page);
-    return {first + offset * 576, 1, kUint8, 1.0, 0, 0, kMla584, first + c.page_size * 576 + offset * 8};
-  }
-  const Tensor& t = is_v ? c.v : c.k;
-  const int bytes = element_bytes(t.dtype);
-  const double scale = scale_of(c, is_v ? c.v_scale : c.k_scale, page, offset, head);
-  switch (c.layout) {
-    case kNhd:
-      return {element_at(t, page, offset, head), t.stride[3] * bytes, t.dtype, scale, 0, 0, kPlain, nullptr};
-    case kHnd:
-      return {element_at(t, page, head, offset), t.stride[3] * bytes, t.dtype, scale, 0, 0, kPlain, nullptr};
-    default:
-      if (is_v)
-        return {element_at(t, page, head, 0, offset), t.stride[2] * bytes, t.dtype, scale, 0, 0, kPlain, nullptr};
-      return {element_at(t, page, head, 0, offset), t.stride[4] * bytes, t.dtype, scale,
-              static_cast<int>(t.shape[4]), t.stride[2] * bytes, kPlain, nullptr};
-  }
-}
-
 __device__ inline Row key_row(const OracleParams& p, const Key& key, long long kv_head) {
-  return key.cache != nullptr ? cached_row(*key.cache, key.k_slot, kv_head, false) : dense_row(p.k, key.row, kv_head);
+  if (key.cache == nullptr) return dense_row(p.k, key.row, kv_head);
+  return cached_row(*key.cache, key.cache->page_size, key.k_slot, kv_head, false);
 }
 // Without a V of its own the value is the first channels of the key.
 __device__ inline Row value_row(const OracleParams& p, const Key& key, long long kv_head) {
-  if (key.cache != nullptr)
-    return present(key.cache->v) ? cached_row(*key.cache, key.v_slot, kv_head, true)
-                                 : cached_row(*key.cache, key.k_slot, kv_head, false);
-  return dense_row(present(p.v) ? p.v : p.k, key.row, kv_head);
+  if (key.cache == nullptr) return dense_row(present(p.v) ? p.v : p.k, key.row, kv_head);
+  if (!present(key.cache->v)) return key_row(p, key, kv_head);
+  return cached_row(*key.cache, key.cache->page_size, key.v_slot, kv_head, true);
 }
 
 }  // namespace attune::oracle

@@ -4,7 +4,7 @@
 // A block takes one (row, head) at a time. First each thread computes the scores of some keys, then each thread
 // computes some channels of the output over all keys. The probabilities in between are in the block's scratch.
 #include "check/keys.cuh"
-#include "check/scores.cuh"
+#include "check/scores.h"
 
 namespace attune::oracle {
 
@@ -53,7 +53,7 @@ __device__ inline void make_scores(const OutputRow& l) {
       product += x;
       magnitude += fabs(x);
     }
-    const double z = score(l.p, l.query, key.position, product);
+    const double z = score(l.p, l.p.softmax_scale, l.query, key.position, product);
     const double z_abs = fabs(l.p.softmax_scale) * magnitude;
     l.probs[j] = z;
     if (z != -infinity() && z_abs > stats.z_abs) stats.z_abs = z_abs;

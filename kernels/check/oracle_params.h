@@ -20,17 +20,7 @@ struct Tensor {
   long long shape[kMaxRank], stride[kMaxRank];
 };
 
-// The channels of one token and head, in any of the formats.
-struct Row {
-  const char* first;  // channel 0
-  long long step;     // bytes from a channel to the next
-  int dtype;
-  double scale;
-  int pack;             // > 0: channels lie in packs of so many,
-  long long pack_step;  // so many bytes apart
-  int format;
-  const char* scales;  // of groups of channels
-};
+struct Row;  // check/rows.h
 
 struct Cache {
   Tensor k, v, k_scale, v_scale, page_table, v_page_table, batch_index;

@@ -4,7 +4,7 @@
 
 #include "check/backward_params.h"
 #include "check/keys.cuh"
-#include "check/scores.cuh"
+#include "check/scores.h"
 
 namespace attune::oracle {
 
@@ -95,7 +95,7 @@ __device__ inline Pair pair_of(const BackwardOracleParams& params, const QueryTe
   if (!terms.sees || !is_visible(f, q, key)) return pair;
   const long long kv_head = q.head / (f.heads_q / f.heads_kv);
   const Product qk = product(dense_row(f.q, q.row, q.head), dense_row(f.k, key_row, kv_head), f.head_dim_qk);
-  const double z = score(f, q, key, qk.sum);
+  const double z = score(f, f.softmax_scale, q, key, qk.sum);
   if (z == -infinity()) return pair;
   pair.counts = true;
   const double a = exp(z - terms.lse), p = a * terms.share, x = f.softmax_scale * qk.sum;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "check/compare_params.h"
-#include "check/elements.cuh"
+#include "check/elements.h"
 
 namespace attune::oracle {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks that are looked up key by key. The host checks and fills them (src/core/problem.cpp); kernels take them as they
-// are (common/masks.cuh). Compiled by NVRTC and by the host's compiler; no standard headers.
+// Masks that are looked up key by key: all that the CPU and the kernels know of them. The host checks and fills them
+// (src/core/problem.cpp). Compiled by NVRTC and by the host's compiler; no standard headers.
 #pragma once
 
 #include "common/host_device.h"
@@ -19,9 +19,33 @@ struct KeyMasks {
 
   // Of use::kKeyMasks.
   ATTUNE_SHARED_FUNCTION unsigned kinds() const { return has_bits != 0 ? use::kBits : use::Masks{}; }
-  ATTUNE_SHARED_FUNCTION int start_of(long long sequence) const {
-    return start.data != nullptr ? start.data[sequence * start.column_stride] : 0;
+
+  // What a sequence's queries look up.
+  struct Rows {
+    long long first_row;  // of the bits: the row of query 0
+    int first_key;        // that the bits cover
+  };
+  ATTUNE_SHARED_FUNCTION Rows rows(long long sequence, long long first_row) const {
+    return {first_row, start.data != nullptr ? start.data[sequence * start.column_stride] : 0};
+  }
+
+  ATTUNE_SHARED_FUNCTION bool sees(const Rows& rows, int query, int head, int key) const {
+    const long long column = static_cast<long long>(key) - rows.first_key;
+    if (column < 0 || column >= columns) return true;
+    const unsigned char byte =
+        bits[(rows.first_row + query) * row_stride + head * head_stride + (column >> 3) * byte_stride];
+    return (byte >> (column & 7) & 1) != 0;
+  }
+  // Of eight keys from this one on: bit i is set if key + i is seen. The CPU takes them so.
+  ATTUNE_SHARED_FUNCTION unsigned sees_eight(const Rows& rows, long long query, long long head, long long key) const {
+    const long long column = key - rows.first_key, i = column >> 3;
+    const unsigned char* row = bits + (rows.first_row + query) * row_stride + head * head_stride;
+    const unsigned low = i >= 0 && i < columns / 8 ? row[i * byte_stride] : 0xff;
+    if ((column & 7) == 0) return low;
+    const unsigned high = i + 1 >= 0 && i + 1 < columns / 8 ? row[(i + 1) * byte_stride] : 0xff;
+    return ((low | high << 8) >> (column & 7)) & 0xff;
   }
 };
+static_assert(use::kKeyMasks == use::kBits, "kinds(), sees() and sees_eight() have all of them");
 
 }  // namespace attune

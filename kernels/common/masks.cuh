@@ -28,24 +28,18 @@ __device__ __forceinline__ bool holds(const Range& range, int position) {
 // The masks of ATTUNE_MASK that are looked up key by key, for the rows of one sequence.
 template <unsigned kMask>
 struct KeyMask {
-  static_assert(use::kKeyMasks == use::kBits, "sees() has all of them");
   static constexpr bool kAny = (kMask & use::kKeyMasks) != 0;
 
-  long long first_row;  // of the bits: the row of query 0
-  int first_key;        // that the bits cover
+  KeyMasks::Rows rows;
 
   // q_begin: the sequence's first row of a ragged q.
   __device__ __forceinline__ void start(const AttentionParams& p, int batch, long long q_begin) {
-    first_row = p.cu_seqlens_q.data != nullptr ? q_begin : static_cast<long long>(batch) * p.fixed_q;
-    first_key = p.key_masks.start_of(batch);
+    const long long first_row =
+        p.cu_seqlens_q.data != nullptr ? q_begin : static_cast<long long>(batch) * p.fixed_q;
+    rows = p.key_masks.rows(batch, first_row);
   }
   __device__ __forceinline__ bool sees(const AttentionParams& p, int query, int head, int key) const {
-    const KeyMasks& m = p.key_masks;
-    const long long column = static_cast<long long>(key) - first_key;
-    if (column < 0 || column >= m.columns) return true;
-    const unsigned char byte =
-        m.bits[(first_row + query) * m.row_stride + head * m.head_stride + (column >> 3) * m.byte_stride];
-    return (byte >> (column & 7) & 1) != 0;
+    return p.key_masks.sees(rows, query, head, key);
   }
 };
 

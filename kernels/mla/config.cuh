@@ -31,8 +31,8 @@ struct Config : ProblemConfig {
   static constexpr int kBlockM = kernels::kMlaBlockM, kBlockN = kernels::kMlaBlockN, kStages = kernels::kMlaStages;
   static constexpr int kChunks = kHeadDimQk / 64, kChunksV = kHeadDimV / 64;  // of 64 channels
   static constexpr int kChunkBytes = kernels::kMlaChunkBytes, kTileBytes = kChunks * kChunkBytes;
-  // Each of the two math warpgroups has half of V's channels.
-  static constexpr int kMathWarps = 8, kChannels = kHeadDimV / 2;
+  // Each of the two consumer warpgroups has half of V's channels.
+  static constexpr int kConsumerWarps = 8, kChannels = kHeadDimV / 2;
   // Cluster size: blocks with neighbouring head tiles of one work tile share copied or dequantized keys.
   static constexpr int kCluster = ATTUNE_CLUSTER;
   // Stores by threads must be made visible to wgmma (async proxy). The consumers fence, unless the copy engine reads
@@ -40,7 +40,7 @@ struct Config : ProblemConfig {
   static constexpr bool kConsumerFence = !kTma && kCluster == 1;
   // Producer threads; threads of a block.
   static constexpr int kThreads = kernels::mla_threads(kProducer, kCluster),
-                       kProducerThreads = kThreads - 32 * kMathWarps;
+                       kProducerThreads = kThreads - 32 * kConsumerWarps;
   static constexpr int kWorkReaders = kThreads / 32 - 1;  // warps, without the one that writes
   // Packed rows in a cluster: fp8 of the next tile wait in registers (mla/producers/dequant_registers.cuh).
   static constexpr bool kRegisterStaged = kDequant && kCluster > 1;
@@ -48,8 +48,8 @@ struct Config : ProblemConfig {
   // warpgroup 0 also issues the next QK GEMM early (mla/m64/mainloop.cuh). Both take registers.
   static constexpr bool kOverlapNextQK = kGather && kSparse, kPublishPEarly = kOverlapNextQK || kTma;
   static constexpr int kProducerRegisters = kPublishPEarly ? 56 : !kDequant ? 72 : kProducerThreads == 128 ? 88 : 48;
-  static constexpr int kMathRegisters = kDequant ? 208 : kPublishPEarly ? 224 : 216;
-  static_assert(kProducerThreads / 128 * kProducerRegisters + 2 * kMathRegisters <=
+  static constexpr int kConsumerRegisters = kDequant ? 208 : kPublishPEarly ? 224 : 216;
+  static_assert(kProducerThreads / 128 * kProducerRegisters + 2 * kConsumerRegisters <=
                     kThreads / 128 * (65536 / kThreads / 8 * 8),
                 "more registers than the block begins with");
   // Words of masked-key bits: producers of single rows write one word for each eight keys.
@@ -96,7 +96,7 @@ __device__ __forceinline__ PipelineState pipeline_state(unsigned tiles) {
 
 __device__ __forceinline__ int slot_of_work(unsigned count) { return static_cast<int>(count % kernels::kWorkSlots); }
 
-// A math thread's counters in one register, as registers are scarce: work tiles, and tiles of all work tiles modulo 4.
+// A consumer thread's counters in one register, as registers are scarce: work tiles, and all their key tiles modulo 4.
 class TileCounts {
  public:
   __device__ __forceinline__ unsigned work_tiles() const { return word_ >> 2; }
@@ -127,7 +127,7 @@ struct Smem : common::SharedView<SharedStorage> {
   using SharedView::SharedView;
   __device__ __forceinline__ unsigned q() const { return ATTUNE_SHARED_AT(SharedStorage, q); }
   __device__ __forceinline__ unsigned k(int stage) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, k, stage); }
-  // P of a math thread, four vectors of 16 bytes.
+  // P of a consumer thread, four vectors of 16 bytes.
   __device__ __forceinline__ unsigned p(int thread, int vector) const {
     return ATTUNE_SHARED_AT_INDICES(SharedStorage, p, vector, thread);
   }
@@ -210,8 +210,8 @@ struct CachedRowsView : common::SharedView<Storage> {
   }
 };
 
-// 0 or 1, of a math thread.
-__device__ __forceinline__ int math_warpgroup() {
+// 0 or 1, of a consumer thread.
+__device__ __forceinline__ int consumer_warpgroup() {
   return static_cast<int>(threadIdx.x) / 128 - Config::kProducerThreads / 128;
 }
 
@@ -219,7 +219,7 @@ __device__ __forceinline__ int math_warpgroup() {
 __device__ __forceinline__ int p0_ready() { return 1 + static_cast<int>(threadIdx.x) / 32 % 4; }
 __device__ __forceinline__ int p1_ready() { return 5 + static_cast<int>(threadIdx.x) / 32 % 4; }
 __device__ __forceinline__ int warp_pair() { return 9 + static_cast<int>(threadIdx.x) / 32 % 4; }
-constexpr int kAllMath = 13;
+constexpr int kAllConsumers = 13;
 
 using KeyTiles = scheduler::KeyTiles<Config::kBlockN>;
 

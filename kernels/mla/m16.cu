@@ -4,8 +4,8 @@
 // them in shared memory: three pipeline stages fill that, to hide memory latency. Packed rows: mla/swap_ab.cu.
 //
 // A work tile is a token and the key tiles that it may see, 64 keys each. Two producer warps copy them
-// (mla/producers/bulk_copy.cuh). Eight math warps (mla/m16/mainloop.cuh) share each tile: eight keys of S each, and 64
-// channels of O each.
+// (mla/producers/bulk_copy.cuh). Eight consumer warps (mla/m16/mainloop.cuh) share each tile: eight keys of S each, and
+// 64 channels of O each.
 //
 // Barriers: "full" and "empty" of each stage; "full" of a tile's row max and of P, which all warps need of each other.
 // Both have two buffers: a warp writes to one when all have arrived since they read it.
@@ -21,11 +21,11 @@ __device__ __forceinline__ void init_barriers(const M16Smem& smem) {
     smem.check() = {};
     for (int stage = 0; stage < M16Config::kStages; ++stage) {
       ptx::init_barrier(smem.full(stage), M16Config::kProducerWarps);
-      ptx::init_barrier(smem.empty(stage), M16Config::kMathWarps);
+      ptx::init_barrier(smem.empty(stage), M16Config::kConsumerWarps);
     }
     for (int i = 0; i < 2; ++i) {
-      ptx::init_barrier(smem.row_max_full(i), M16Config::kMathWarps);
-      ptx::init_barrier(smem.p_full(i), M16Config::kMathWarps);
+      ptx::init_barrier(smem.row_max_full(i), M16Config::kConsumerWarps);
+      ptx::init_barrier(smem.p_full(i), M16Config::kConsumerWarps);
     }
     scheduler::init_work_barriers(smem, M16Config::kWorkReaders);
     ptx::publish_barriers();
@@ -35,7 +35,7 @@ __device__ __forceinline__ void init_barriers(const M16Smem& smem) {
 
 __device__ __forceinline__ void run_m16(const WorkTileParams& p, const M16Smem& smem) {
   common::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - M16Config::kProducerThreads,
-                                       32 * M16Config::kMathWarps, smem.check(), [] { sync_m16_math_warps(); });
+                                       32 * M16Config::kConsumerWarps, smem.check(), [] { sync_m16_consumers(); });
   M16Mainloop a(p, smem);
   scheduler::run_work_tiles(smem, [&](int slot) {
     const WorkTile& work = smem.work(slot);
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::M16Config::kThreads, 1
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
     if (blockIdx.x == 0 && threadIdx.x == M16Config::kProducerThreads) scheduler::release_list(p);
-    ptx::take_registers<M16Config::kMathRegisters>();
+    ptx::take_registers<M16Config::kConsumerRegisters>();
     run_m16(p, smem);
   }
 }

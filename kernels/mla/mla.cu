@@ -15,8 +15,8 @@
 //   2 warpgroups   the mainloop (mla/m64/mainloop.cuh): S of every other tile, 32 registers a thread, and half of O's
 //                  channels, 128 registers
 //
-// Dequantization takes longer than the math. So two blocks with neighbouring head tiles, which read the same keys, form
-// a cluster: each dequantizes half of the rows and stores them in both.
+// Dequantization takes longer than the GEMMs. So two blocks with neighbouring head tiles, which read the same keys,
+// form a cluster: each dequantizes half of the rows and stores them in both.
 //
 // Barriers: each stage has one "full" for each channel slice (gathered rows: for each half of V), and three "empty":
 // for the channels that only K has and for each half of V. q has one of each. Work tiles go through a ring of three
@@ -60,7 +60,7 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
     scheduler::init_work_barriers(smem, Config::kWorkReaders);
     for (int i = 0; i < kernels::kMlaTileIdxSlots; ++i) ptx::init_barrier(smem.tile_idx_full(i), 1);
     ptx::init_barrier(smem.q_full(), 1);
-    ptx::init_barrier(smem.q_empty(), Config::kMathWarps);
+    ptx::init_barrier(smem.q_empty(), Config::kConsumerWarps);
     for (int warp = 0; warp < 4; ++warp) ptx::init_barrier(smem.partial_full(warp), 1);
     ptx::publish_barriers();
   }
@@ -82,7 +82,7 @@ __device__ __forceinline__ bool is_last(const Smem& smem, const TileCounts& coun
   return __shfl_sync(0xffffffffu, smem.head_tile(slot_of_work(next)), 0) == scheduler::kNoMoreWork;
 }
 
-// Loads q of the first work tile. A math warp does it, so that no producer warp falls behind with its rows.
+// Loads q of the first work tile. A consumer warp does it, so that no producer warp falls behind with its rows.
 __device__ __forceinline__ void load_first_q(const WorkTileParams& p, const Smem& smem, const ptx::TensorMap& q) {
   if (threadIdx.x / 32 != (Config::kProducerThreads + 128) / 32) return;
   ptx::wait_phase(smem.work_full(0), 0);
@@ -95,7 +95,7 @@ __device__ __forceinline__ void mainloop(const WorkTileParams& p, const Smem& sm
                                          Accumulators& a) {
   const WorkTile& work = smem.work(counts.slot());
   const Rows rows{p, work, smem.head_tile(counts.slot())};
-  if (math_warpgroup() == 0) {
+  if (consumer_warpgroup() == 0) {
     Mainloop<0>(p, smem).run(work, rows, counts, a);
   } else {
     Mainloop<1>(p, smem).run(work, rows, counts, a);
@@ -106,8 +106,8 @@ __device__ __forceinline__ void mainloop(const WorkTileParams& p, const Smem& sm
 __device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& smem, const ptx::TensorMap& q) {
   load_first_q(p, smem, q);
   common::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - Config::kProducerThreads,
-                                       32 * Config::kMathWarps, smem.check(),
-                                       [] { ptx::named_barrier_sync(kAllMath, 32 * Config::kMathWarps); });
+                                       32 * Config::kConsumerWarps, smem.check(),
+                                       [] { ptx::named_barrier_sync(kAllConsumers, 32 * Config::kConsumerWarps); });
   Accumulators a;
   for (TileCounts counts;; counts.next_work()) {
     ptx::wait_phase(smem.work_full(counts.slot()), counts.work_tiles() / kernels::kWorkSlots % 2);
@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
     if (blockIdx.x == 0 && threadIdx.x == Config::kProducerThreads) scheduler::release_list(p);
-    ptx::take_registers<Config::kMathRegisters>();
+    ptx::take_registers<Config::kConsumerRegisters>();
     run_math(p, smem, q);
   }
   if constexpr (Config::kCluster > 1)

@@ -15,7 +15,7 @@ enum MlaProducer {
   kMlaDequant584 = 3
 };
 
-// Threads of a block: two math warpgroups, the others are producers. A warp dequantizes eight rows of a tile; in a
+// Threads of a block: two consumer warpgroups, the others are producers. A warp dequantizes eight rows of a tile; in a
 // cluster each block has half of the rows.
 ATTUNE_SHARED_FUNCTION int mla_threads(int producer, int cluster) {
   return producer >= kMlaDequant656 && cluster == 1 ? 512 : 384;
@@ -29,8 +29,8 @@ constexpr int kMlaChunkBytes = kMlaBlockN * 128;  // 64 channels of a tile, or o
 constexpr int kMlaSlices = 5;                     // channel slices of a tile
 constexpr int kMlaTileIdxSlots = 4;               // ring of tile indices between the blocks of a cluster
 
-// The m16 kernel (mla/m16.cu): rows of queries, math warps, threads.
-constexpr int kMlaM16Rows = 16, kMlaM16MathWarps = 8, kMlaM16Threads = 384;
+// The m16 kernel (mla/m16.cu): rows of queries, consumer warps, threads.
+constexpr int kMlaM16Rows = 16, kMlaM16ConsumerWarps = 8, kMlaM16Threads = 384;
 
 // Cached rows in the m16 and swap-AB kernels: bytes; pitch in shared memory, such that the same 16 bytes of eight rows
 // lie in different banks; pipeline stages.

@@ -72,7 +72,7 @@ __device__ __forceinline__ void mma_attend(const WorkTileParams& p, MmaStorage& 
       MmaBarriers::wait_full(buffer);
     } else {
       producer.wait();
-      MmaBarriers::sync_math();  // the tile is there, and all have read the one before
+      MmaBarriers::sync_consumers();  // the tile is there, and all have read the one before
     }
     // One group copies while the other multiplies; codes are decoded beside P V.
     if (kTakesTurns && group == 0) producer.go_on(i);
@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::MmaConfig::kThreads, 1
                                               [] { __syncthreads(); });
   const int warp = mma_uniform(static_cast<int>(threadIdx.x) / 32);
   for (bool first = true; mma_next_work(p, shared, first); first = false) {
-    if (MmaConfig::kHasCopiers && warp >= MmaConfig::kMathWarps) {
+    if (MmaConfig::kHasCopiers && warp >= MmaConfig::kConsumerWarps) {
       MmaProducer(p, shared).run();
     } else {
       mma_attend(p, shared, warp);

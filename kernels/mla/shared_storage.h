@@ -37,7 +37,7 @@ struct MlaStorage {
   alignas(1024) unsigned char q[kHeadDimQk / 64][kMlaChunkBytes];
   unsigned char k[kMlaStages][kHeadDimQk / 64][kMlaChunkBytes];
   union {
-    // P, from each math thread to the same thread of the other warpgroup.
+    // P, from each consumer thread to the same thread of the other warpgroup.
     alignas(16) unsigned char p[4][128][16];
     MlaRowStats row_stats[2][32];  // [warpgroup]: at the end, when other warps may still read their P
   };
@@ -64,8 +64,8 @@ template <int kStages, int kPitch>
 struct MlaM16Storage {
   alignas(1024) unsigned char tiles[kStages][kMlaBlockN][kPitch];  // cached rows as they are
   alignas(128) unsigned char p[2][kMlaM16Rows][128];               // of all keys, in vectors of 16 bytes, swizzled
-  float tile_row_max[2][kMlaM16Rows][kMlaM16MathWarps];
-  float row_sums[kMlaM16Rows][kMlaM16MathWarps];
+  float tile_row_max[2][kMlaM16Rows][kMlaM16ConsumerWarps];
+  float row_sums[kMlaM16Rows][kMlaM16ConsumerWarps];
   MlaCachedTileMask masks[kStages];
   unsigned long long row_sources[kMlaBlockN];  // addresses of the rows that are being copied
   struct alignas(16) {

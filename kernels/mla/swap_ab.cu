@@ -43,8 +43,8 @@ __device__ __forceinline__ void run_softmax(const WorkTileParams& p, const SwapA
   scheduler::run_work_tiles(smem, [&](int slot) {
     a.run(smem.work(slot), smem.head_tile(slot));
     a.publish_row_stats();
-    sync_swap_ab_math_warps();
-    ptx::named_barrier_sync_unaligned(kRowStatsRead, 32 * SwapAbConfig::kMathWarps);
+    sync_swap_ab_consumers();
+    ptx::named_barrier_sync_unaligned(kRowStatsRead, 32 * SwapAbConfig::kConsumerWarps);
   });
 }
 __device__ __forceinline__ void run_pv(const WorkTileParams& p, const SwapAbSmem& smem) {

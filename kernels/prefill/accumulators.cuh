@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state of a math thread's two rows: O, row_max and row_sum.
+// The state of a consumer thread's two rows: O, row_max and row_sum.
 #pragma once
 
 #include "prefill/rows.cuh"

@@ -42,8 +42,8 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
     for (int i = 0; i < Config::kStages; ++i) {
       ptx::init_barrier(smem.k_full(i), kKeyWriters);
       ptx::init_barrier(smem.v_full(i), kValueWriters);
-      ptx::init_barrier(smem.k_empty(i), Config::kMathWarps);
-      ptx::init_barrier(smem.v_empty(i), Config::kMathWarps);
+      ptx::init_barrier(smem.k_empty(i), Config::kConsumerWarps);
+      ptx::init_barrier(smem.v_empty(i), Config::kConsumerWarps);
     }
     scheduler::init_work_barriers(smem, Config::kWorkReaders);
     for (int i = 0; i < Config::kRawStages; ++i) {
@@ -52,7 +52,7 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
     }
     for (int i = 0; i < Config::kQueryStages; ++i) {
       ptx::init_barrier(smem.q_full(i), kQueryWriters);
-      ptx::init_barrier(smem.q_empty(i), Config::kMathWarps);
+      ptx::init_barrier(smem.q_empty(i), Config::kConsumerWarps);
     }
     ptx::init_barrier(smem.edge(), 1);
     ptx::publish_barriers();
@@ -60,10 +60,10 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
   __syncthreads();
 }
 
-// Called by all math threads before their first work tile.
+// Called by all consumer threads before their first work tile.
 __device__ __forceinline__ void check_stamp(const WorkTileParams& p, const Smem& smem) {
-  common::check_stamp(p, math_thread(), Config::kMathThreads, smem.check(),
-                      [] { ptx::named_barrier_sync(kMathBarrier, Config::kMathThreads); });
+  common::check_stamp(p, math_thread(), Config::kConsumerThreads, smem.check(),
+                      [] { ptx::named_barrier_sync(kConsumerBarrier, Config::kConsumerThreads); });
 }
 
 // Waits for the slot's work tile. Returns its head tile, or kNoMoreWork; warp-uniform.

@@ -55,8 +55,8 @@ struct Config {
   static constexpr bool kFp32 = kElementSize == 4;
   static constexpr int kBf16Parts = kFp32 ? 3 : 1, kBf16x3Warps = kFp32 ? 4 : 0;
   static constexpr int kRows = kernels::prefill_rows(kHeadDimQk, kHeadDimV, kElementSize);
-  static constexpr int kMathGroups = kRows / 64, kMathWarps = 4 * kMathGroups, kMathThreads = 128 * kMathGroups;
-  static constexpr int kThreads = 128 + kMathThreads;
+  static constexpr int kConsumerGroups = kRows / 64, kConsumerWarps = 4 * kConsumerGroups;
+  static constexpr int kConsumerThreads = 128 * kConsumerGroups, kThreads = 128 + kConsumerThreads;
   // The cache's element type is not that of q. It may have scales.
   static constexpr bool kCacheTypeDiffers = kCached && kCacheType != kType;
   // The cache has 8 bits: three dequant warps convert it to kType or fp16.
@@ -79,11 +79,11 @@ struct Config {
   static constexpr int kDequantWarps = kQuantized ? 3 : 0, kGatherWarps = kGathers ? 4 : 0,
                        kRawStages = ATTUNE_RAW_STAGES;
   static constexpr int kWorkReaders =  // warps
-      kMathWarps + kDequantWarps + kGatherWarps + kTransposeWarps + kBf16x3Warps + (kTwoProducerWarps ? 1 : 0);
+      kConsumerWarps + kDequantWarps + kGatherWarps + kTransposeWarps + kBf16x3Warps + (kTwoProducerWarps ? 1 : 0);
   // The mask of the first tile is computed before its scores arrive, where registers allow.
   static constexpr bool kPrecomputeMask =
       !kCached && kHeadDimV <= 128 && (kScore == 0 || (kScore == use::kAlibi && kElementSize == 2)) && kMask == 0;
-  // The warps beside the producer leave the math warps few registers.
+  // The warps beside the producer leave the consumer warps few registers.
   static constexpr bool kLowRegisters = kQuantized || (kGathers && kScore != 0);
   // Deferred max: exponentials use a max of earlier tiles; only the first visible tile of a row waits for its own max.
   static constexpr bool kMayDeferMax =
@@ -96,7 +96,7 @@ struct Config {
                                             : kFp8 || !kTwoProducerWarps ? 40
                                             : kCached                    ? 72
                                                                          : 56;
-  static constexpr int kMathRegisters = (504 - kProducerRegisters) / 2;
+  static constexpr int kConsumerRegisters = (504 - kProducerRegisters) / 2;
   static constexpr int kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
   static constexpr int kPRegs = kPParts * kKeys / 4;  // registers of P
   // With two stages of q the next work tile's q arrives early, and its first QK GEMM overlaps the last PV GEMM. V is
@@ -149,7 +149,7 @@ struct Config {
 
 using Tiles = KeyTiles<Config::kKeys, Config::kCached>;
 
-// The number of this math thread.
+// The number of this consumer thread.
 __device__ __forceinline__ int math_thread() { return static_cast<int>(threadIdx.x) - 128; }
 // The first of this thread's two packed rows of the block. The other is row + 8.
 __device__ __forceinline__ int row_of_thread() {
@@ -157,8 +157,8 @@ __device__ __forceinline__ int row_of_thread() {
 }
 
 // Named barriers.
-constexpr int kWarpSchedulerBarrier = 1;  // and 2: one a math group (FA3's ping-pong)
-constexpr int kMathBarrier = 3, kLoadBarrier = 4;
-constexpr int kGroupBarrier = 5;  // and 6: one a math group
+constexpr int kWarpSchedulerBarrier = 1;  // and 2: one a consumer group (FA3's ping-pong)
+constexpr int kConsumerBarrier = 3, kLoadBarrier = 4;
+constexpr int kGroupBarrier = 5;  // and 6: one a consumer group
 
 }  // namespace attune::prefill

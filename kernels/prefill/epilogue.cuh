@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The epilogue of a work tile, by the math warps of all prefill kernels.
+// The epilogue of a work tile, by the consumer warps of all prefill kernels.
 #pragma once
 
 #include "prefill/recompute.cuh"

@@ -233,16 +233,16 @@ __device__ __forceinline__ void combine_row(const WorkTileParams& p, const WorkT
     store_pair(p, out_at(p, t, token, head), 64 * k + 2 * lane, o[k].x * factor, o[k].y * factor);
 }
 
-// Called by all math threads. Which block combines differs between runs; the bits do not.
+// Called by all consumer threads. Which block combines differs between runs; the bits do not.
 __device__ __forceinline__ void combine_last(const WorkTileParams& p, const WorkTile& t, int head_tile, int& is_last) {
-  ptx::named_barrier_sync(kMathBarrier, Config::kMathThreads);
+  ptx::named_barrier_sync(kConsumerBarrier, Config::kConsumerThreads);
   if (math_thread() == 0) {  // racecheck has reported is_last: two named-barrier syncs order it
     const unsigned last = static_cast<unsigned>(t.num_splits - 1);
     is_last = ptx::count_arrival(p.splits_done + t.split_tile * p.num_head_tiles + head_tile, last) == last ? 1 : 0;
   }
-  ptx::named_barrier_sync(kMathBarrier, Config::kMathThreads);
+  ptx::named_barrier_sync(kConsumerBarrier, Config::kConsumerThreads);
   if (is_last == 0) return;
-  for (int row = math_thread() / 32; row < t.num_tokens * p.heads_of_tile; row += Config::kMathWarps)
+  for (int row = math_thread() / 32; row < t.num_tokens * p.heads_of_tile; row += Config::kConsumerWarps)
     combine_row(p, t, head_tile, row);
 }
 

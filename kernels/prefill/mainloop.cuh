@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mainloop of a math warpgroup: 64 rows of the block against the tiles that the producer loads.
+// The mainloop of a consumer warpgroup: 64 rows of the block against the tiles that the producer loads.
 //
 //   S_i = Q K_i^T;  m' = max(m, rowmax S_i);  P_i = 2^(c (S_i - m'));  l = l 2^(c (m - m')) + rowsum P_i;
 //   O = (O 2^(c (m - m'))) + P_i V_i;   c = scale log2 e
@@ -249,13 +249,13 @@ class Mainloop : Softmax {
       const VDescriptor<kCacheForm> v = v_descriptor<kCacheForm>();
       ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
       if (!Config::kDeferredMaxSoftcap || !(redo || holds_barrier))
-        ptx::named_barrier_sync(kWarpSchedulerBarrier + group_, Config::kMathThreads);
+        ptx::named_barrier_sync(kWarpSchedulerBarrier + group_, Config::kConsumerThreads);
       qk_gemm<QkMma<kCacheForm>>(q_, k, s);
       ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
       pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
       accumulate = 1;
       if (!Config::kDeferredMaxSoftcap || !redo)
-        ptx::named_barrier_arrive(kWarpSchedulerBarrier + 1 - group_, Config::kMathThreads), holds_barrier = false;
+        ptx::named_barrier_arrive(kWarpSchedulerBarrier + 1 - group_, Config::kConsumerThreads), holds_barrier = false;
       const bool nonnegative = !Config::kDeferredMax && all_nonnegative(a.row_max);
       ptx::wgmma_wait<1>();
       ptx::pin(s);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mainloop of a math warpgroup on fp32 inputs as bf16x3: 64 rows of the block against the tiles that are loaded.
+// The mainloop of a consumer warpgroup on fp32 inputs as bf16x3: 64 rows against the tiles that are loaded.
 //
 //   S_i = Q K_i^T;  m' = max(m, rowmax c S_i);  P_i = 2^(c S_i - m');  l = l 2^(m - m') + rowsum P_i;
 //   O = O 2^(m - m') + (P_i V_i);   c = scale log2 e

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mainloop of a math warpgroup on e4m3 inputs: 64 rows of the block against the tiles that the producer loads.
+// The mainloop of a consumer warpgroup on e4m3 inputs: 64 rows of the block against the tiles that the producer loads.
 //
 //   S_i = Q K_i^T;  P_i = 2^(c S_i - r), rounded to e4m3;  l = l + rowsum P_i;  O = O + (P_i V_i);
 //   where r rises by d: P_i, l and O times 2^-d;   c = scale log2 e, with the scales of q and k
@@ -77,11 +77,11 @@ class MainloopFp8 {
       // K of this tile, and V of the one before.
       const unsigned now = count - i, before = now - 1;
       ptx::wait_phase(smem_.k_full(stage(now)), phase(now));
-      ptx::named_barrier_sync(kWarpSchedulerBarrier + group_, Config::kMathThreads);
+      ptx::named_barrier_sync(kWarpSchedulerBarrier + group_, Config::kConsumerThreads);
       qk_gemm<QkMma>(q_, k_descriptor(now), s);
       ptx::wait_phase(smem_.v_full(stage(before)), phase(before));
       pv_gemm(p_regs, v_descriptor(before), pv);
-      ptx::named_barrier_arrive(kWarpSchedulerBarrier + 1 - group_, Config::kMathThreads);
+      ptx::named_barrier_arrive(kWarpSchedulerBarrier + 1 - group_, Config::kConsumerThreads);
       ptx::wgmma_wait<1>();
       ptx::pin(s);
       if (i == begin) release_q();

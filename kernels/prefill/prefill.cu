@@ -15,9 +15,9 @@
 //   group 2:          S0 |softmax|     S1 PV0 |softmax    | S2 PV1 |softmax ..
 //
 // Barriers: q and each stage of K and V have a full barrier (one arrival and the bytes of the copies) and an empty
-// barrier (one lane of each of the eight math warps arrives). With two stages of q, q is counted by the full barrier of
-// its work tile's first K. Tiles of an 8-bit cache arrive in a ring of raw stages; three dequant warps beside the
-// producer convert them to K and V (dequant.cuh). Four warps gather a cache that the TMA cannot copy
+// barrier (one lane of each of the eight consumer warps arrives). With two stages of q, q is counted by the full
+// barrier of its work tile's first K. Tiles of an 8-bit cache arrive in a ring of raw stages; three dequant warps
+// beside the producer convert them to K and V (dequant.cuh). Four warps gather a cache that the TMA cannot copy
 // (producer_gather.cuh). Work tiles pass through three slots with full and empty barriers, too.
 #include "prefill/block.cuh"
 #include "prefill/dequant.cuh"
@@ -34,7 +34,7 @@ namespace attune::prefill {
 __device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& smem) {
   const int group = threadIdx.x / 128 - 1;
   // Opens the warp scheduler barrier for the first warpgroup.
-  if (group == 1) ptx::named_barrier_arrive(kWarpSchedulerBarrier, Config::kMathThreads);
+  if (group == 1) ptx::named_barrier_arrive(kWarpSchedulerBarrier, Config::kConsumerThreads);
   check_stamp(p, smem);
   Mainloop mainloop(p, smem, group);
   float s[Config::kKeys / 2];
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
       Producer(p, maps, smem).run_v();
     }
   } else {
-    ptx::take_registers<Config::kMathRegisters>();
+    ptx::take_registers<Config::kConsumerRegisters>();
     run_math(p, smem);
   }
 }

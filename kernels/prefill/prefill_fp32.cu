@@ -5,7 +5,7 @@
 // Work tiles, rows, masks and epilogue are those of prefill.cu; the mainloop is in mainloop_fp32.cuh. Four producer
 // warps load rows and split them, in place of the TMA (producer_fp32.cuh).
 //
-// Tiles: 128 rows x 64 keys x the head dims. Where a head dim is above 128: 64 rows and one math warpgroup.
+// Tiles: 128 rows x 64 keys x the head dims. Where a head dim is above 128: 64 rows and one consumer warpgroup.
 //
 //   producer: K0 Q V0 | K1   V1       | K2    V2
 //   group 1:       S0 softmax PV0 | S1 softmax PV1 ..
@@ -48,13 +48,13 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
   init_barriers(smem);
   start_after_previous_kernels(p);
   // Blocks of 256 threads need no register reallocation.
-  constexpr bool kShares = Config::kMathGroups > 1;
+  constexpr bool kShares = Config::kConsumerGroups > 1;
   if (threadIdx.x < 128) {
     if constexpr (kShares) ptx::give_up_registers<Config::kProducerRegisters>();
     Fp32Producer(p, vec4, smem).run();
     end_after_previous_kernels(p);
   } else {
-    if constexpr (kShares) ptx::take_registers<Config::kMathRegisters>();
+    if constexpr (kShares) ptx::take_registers<Config::kConsumerRegisters>();
     run_math(p, smem);
   }
 }

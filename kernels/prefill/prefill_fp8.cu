@@ -9,7 +9,7 @@
 //   group 1:       S0 |softmax| S1 PV0 |softmax  O+=PV0| S2 PV1 |softmax  O+=PV1| ..
 //   group 2:          S0 |softmax|     S1 PV0 |softmax  O+=PV0| S2 PV1 |softmax ..
 //
-// A math thread has O, PV of a tile and S in 64 registers each (128 channels, 128 keys), and P in 16.
+// A consumer thread has O, PV of a tile and S in 64 registers each (128 channels, 128 keys), and P in 16.
 #include "prefill/block.cuh"
 #include "prefill/epilogue.cuh"
 #include "prefill/mainloop_fp8.cuh"
@@ -25,7 +25,7 @@ namespace attune::prefill {
 __device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& smem) {
   const int group = threadIdx.x / 128 - 1;
   // Opens the warp scheduler barrier for the first warpgroup.
-  if (group == 1) ptx::named_barrier_arrive(kWarpSchedulerBarrier, Config::kMathThreads);
+  if (group == 1) ptx::named_barrier_arrive(kWarpSchedulerBarrier, Config::kConsumerThreads);
   check_stamp(p, smem);
   MainloopFp8 mainloop(p, smem, group);
   for (; has_work(smem, mainloop.slot()); mainloop.next_work()) {
@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
       Producer(p, maps, smem).run_v();
     }
   } else {
-    ptx::take_registers<Config::kMathRegisters>();
+    ptx::take_registers<Config::kConsumerRegisters>();
     run_math(p, smem);
   }
 }

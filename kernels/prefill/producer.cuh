@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The TMA producer. One warp takes work tiles from the list and copies q and K, tile by tile, from the last to the
-// first; it copies V too, or a second warp does. Producers run ahead of the math warps as far as the stages allow, also
-// into the next work tiles.
+// first; it copies V too, or a second warp does. Producers run ahead of the consumer warps as far as the stages allow,
+// also into the next work tiles.
 //
 // In a tile at an edge, rows of V that the block may not see can hold anything. P is 0 there, but 0 * NaN is NaN, so
 // the producer zeroes these rows before it commits the tile. Rows of K stay, as their scores are masked.
@@ -67,7 +67,7 @@ class Producer {
       if (i > work.tile_begin) next = prefetch_page(work, tile_at(work, tiles, i - 1), false);
       const Tile tile = tile_at(work, tiles, i);
       const bool both = kLoadsKvTogether && tile.cached;
-      // With two stages of q, q is counted by the full barrier of the first K: the math warps wait once.
+      // With two stages of q, q is counted by the full barrier of the first K: the consumer warps wait once.
       const bool with_q = Config::kOverlapNextQK && i == last;
       const unsigned q_full = Config::kOverlapNextQK ? smem_.k_full(k_pipe_.stage) : smem_.q_full();
       if (with_q) acquire_q();
@@ -110,7 +110,7 @@ class Producer {
   }
   __device__ __forceinline__ void acquire_q() const {
     ptx::wait_phase(smem_.q_empty(q_pipe_.stage), q_pipe_.phase ^ 1);
-    if (Config::kStoreOutThroughQ) ptx::fence_async_proxy();  // math warps have written there
+    if (Config::kStoreOutThroughQ) ptx::fence_async_proxy();  // consumer warps have written there
   }
   __device__ __forceinline__ void expect_q_bytes(unsigned full) const {
     if (ptx::elect()) ptx::arrive_expecting(full, q_bytes());

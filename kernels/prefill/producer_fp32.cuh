@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The producer of fp32 inputs: four warps load rows of q, K and V, four channels a thread at a time, split each number
 // into three bf16 and store these as three tiles, swizzled as the TMA writes them. Tiles come from the last to the
-// first, as far ahead of the math warps as the stages allow.
+// first, as far ahead of the consumer warps as the stages allow.
 //
 // Threads load the rows, so any strides and any layout and element type of a cache will do. Keys that the block may not
 // see, keys on pages that do not exist, and channels beyond the head dim are not read: zeros are stored.
@@ -113,7 +113,7 @@ class Fp32Producer {
   __device__ __forceinline__ void store_bf16x3(const Find& find, const Strided& place, unsigned to, unsigned empty,
                                                unsigned phase, bool rows_contiguous = false) const {
     // Pieces of four channels that a thread loads ahead. Blocks of 256 threads have registers for more.
-    constexpr int kAtATime = !kVec4 ? 4 : Config::kMathGroups == 1 ? 16 : 8;
+    constexpr int kAtATime = !kVec4 ? 4 : Config::kConsumerGroups == 1 ? 16 : 8;
     constexpr int kBlocks = (kHeadDim + 63) / 64, kEights = kRows / 8, kTotal = kBlocks * kEights;
     const int piece = rows_contiguous ? thread_ / 8 : thread_ % 16,
               first = rows_contiguous ? thread_ % 8 : thread_ / 16;

@@ -86,7 +86,7 @@ class GatherProducer : Producer {
 
   // New tokens, by the TMA. Each warp arrives once the stage is empty.
   __device__ __forceinline__ void load_new_k(const WorkTile& work, int kv_head, const Tile& tile) {
-    producer_commit_all();  // nothing else would commit them before the math warps wait
+    producer_commit_all();  // nothing else would commit them before the consumer warps wait
     k_pipe_ = pipe_;
     if (warp_ == 0) return load_k(work, kv_head, tile, 0, 0);
     ptx::wait_phase(smem_.k_empty(pipe_.stage), pipe_.phase ^ 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two rows of a math thread (l / 4 and l / 4 + 8 of its warp's sixteen): their tokens, their masks and the terms of
-// their scores.
+// The two rows of a consumer thread (l / 4 and l / 4 + 8 of its warp's sixteen): their tokens, their masks and the
+// terms of their scores.
 #pragma once
 
 #include "common/masks.cuh"

@@ -39,8 +39,8 @@ struct SharedStorage {
   [[no_unique_address]] kernels::SharedArray<unsigned char[Config::kBytesRaw], Config::kRawStages> raw;
   Barriers barriers;
   TileMask masks[Config::kStages + Config::kRawStages];  // stages of K, then raw stages
-  alignas(16) unsigned over_cap[2][2];                   // [math group][tile % 2]
-  [[no_unique_address]] kernels::SharedArray<uint4, Config::kFp8 ? Config::kMathThreads : 0> limits;
+  alignas(16) unsigned over_cap[2][2];                   // [consumer group][tile % 2]
+  [[no_unique_address]] kernels::SharedArray<uint4, Config::kFp8 ? Config::kConsumerThreads : 0> limits;
   [[no_unique_address]] kernels::SharedArray<TileScales, Config::kQuantized ? Config::kStages : 0> scales;
   using Slot = kernels::WorkSlot;
   Slot slots[kernels::kWorkSlots];
@@ -99,12 +99,12 @@ struct Smem : common::SharedView<SharedStorage> {
     return ATTUNE_SHARED_AT_INDEX(SharedStorage, masks, stage);
   }
   __device__ __forceinline__ unsigned raw_mask(int stage) const { return mask(Config::kStages + stage); }
-  // Nonzero where a tile of a math group had scores outside the range of run_softcap_small(). Two flags alternate: a
-  // warp may write the next tile's flag before another warp has read this one's.
+  // Nonzero where a tile of a consumer group had scores outside the range of run_softcap_small(). Two flags alternate:
+  // a warp may write the next tile's flag before another warp has read this one's.
   __device__ __forceinline__ unsigned over_cap(int group, int tile) const {
     return ATTUNE_SHARED_AT_INDICES(SharedStorage, over_cap, group, tile & 1);
   }
-  // A slot of this math thread for values that do not fit its registers.
+  // A slot of this consumer thread for values that do not fit its registers.
   __device__ __forceinline__ unsigned limits() const {
     return ATTUNE_SHARED_AT(SharedStorage, limits) + static_cast<int>(sizeof(uint4)) * math_thread();
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Online softmax of a math warpgroup: S becomes P in place and as a wgmma operand; row_max_ref follows row_max.
+// Online softmax of a consumer warpgroup: S becomes P in place and as a wgmma operand; row_max_ref follows row_max.
 #pragma once
 
 #include "prefill/accumulators.cuh"

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from . import _core
 from ._errors import InvalidArgument, WrongType
 from ._frameworks import array_dtype, dtype_name, empty, finish, framework_of
-from ._records import parse_device
+from ._records import Array, KVCache, Prologue, parse_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,11 +18,67 @@ if TYPE_CHECKING:
 
     from typing import Literal, overload
 
-    from ._records import Array, View
-    from ._types import ArrayT, AttentionFields, AttentionInputs
+    from ._records import ArrayT, View
 
 
 tracer: Any = None  # set by integrations/torch.py once torch is there
+
+
+# The keyword arguments, for type checkers; the docstring of `attention` says what they mean.
+class AttentionInputs(TypedDict, total=False):
+    """Without the outputs that make `attention` return a tuple."""
+
+    cu_seqlens_q: Array | None
+    cu_seqlens_kv: Array | None
+    cache: KVCache | None
+    seqused_kv: Array | None
+    indices: Array | None
+    topk_length: Array | None
+    extra_cache: KVCache | None
+    extra_indices: Array | None
+    extra_topk_length: Array | None
+    cache_indirection: Array | None
+    beam_prompt_length: Array | None
+    beam_width: int | None
+    causal: bool | None
+    window_left: int | None
+    window_right: int | None
+    mask_bits: Array | None
+    mask_start: Array | None
+    bidirectional_ranges: Array | None
+    finished: Array | None
+    skip_decode: bool | None
+    zero_finished: bool | None
+    softmax_scale: float | None
+    softcap: float | None
+    alibi_slopes: Array | None
+    alibi_sqrt: bool | None
+    bias: Array | None
+    new_token_bias: Array | None
+    t5_bias: Array | None
+    t5_max_distance: int | None
+    t5_bidirectional: bool | None
+    sinks: Array | None
+    prologue: Prologue | None
+    out: Array | None
+    out_scale: Array | None
+    head_dim_v: int | None
+    max_seqlen_q: int | None
+    max_seqlen_kv: int | None
+    batch_invariant: bool | None
+    allow_tf32: bool | None
+
+
+class AttentionFields(AttentionInputs, total=False):
+    lse: Array | None
+    max_logits: Array | None
+
+
+class PlanChanges(AttentionFields, total=False):
+    q: Array
+    k: Array | None
+    v: Array | None
+    stream: object
 
 
 if TYPE_CHECKING:

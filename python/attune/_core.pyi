@@ -5,7 +5,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from ._types import PlanChanges
+from ._attention import PlanChanges
 
 __version__: str
 fields: dict[str, dict[str, str]]  # struct -> field -> kind

@@ -12,7 +12,7 @@ from ._records import Array, KVCache
 if TYPE_CHECKING:
     from typing import Literal
 
-    from ._types import ArrayT
+    from ._records import ArrayT
 
 
 def indexer_topk(q: ArrayT, weights: Array, cache: KVCache, *, topk: int | None = None, q_scale: Array | None = None,

@@ -13,7 +13,7 @@ from ._records import Array, KVCache, Prologue
 if TYPE_CHECKING:
     from typing import Literal, overload
 
-    from ._types import ArrayT
+    from ._records import ArrayT
 
 
 tracer: Any = None  # set by integrations/torch.py once torch is there

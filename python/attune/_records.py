@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ._errors import InvalidArgument, WrongType
 
 if TYPE_CHECKING:
-    from typing import Literal, Protocol
+    from typing import Literal, Protocol, TypeVar
 
     class Array(Protocol):
         """torch.Tensor, numpy.ndarray, cupy.ndarray, jax.Array, View, Spec, or any object with __dlpack__."""
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         @property
         def dtype(self) -> Any: ...
 
+    ArrayT = TypeVar("ArrayT", bound=Array)  # results are of the first argument's framework
     Format = Literal["plain", "mla_656", "mla_584"]
     Layout = Literal["nhd", "hnd", "xpacked", "bytes"]
     DtypeName = Literal["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool", "int32", "int64"]

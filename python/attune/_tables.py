@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from . import _core
 from ._errors import WrongType, whole
@@ -15,7 +15,20 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from ._types import RopeFields, RopeStyle
+    RopeStyle = Literal["none", "linear", "glm2", "dynamic_ntk", "qwen_dynamic_ntk", "yarn", "llama3", "mrope"]
+
+
+class RopeFields(TypedDict, total=False):
+    theta: float
+    scale: float
+    max_position: int
+    seqlen: int
+    beta_fast: float
+    beta_slow: float
+    extrapolation_factor: float
+    mscale: float
+    low_freq_factor: float
+    high_freq_factor: float
 
 
 def _table(shape: tuple[int, ...], like: Array | None, fill: Any) -> Any:

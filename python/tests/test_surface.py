@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import attune
-from attune import _core, _types
+from attune import _attention, _core, _tables
 
 ROOT = pathlib.Path(__file__).parents[2]
 DECLARED = "".join(path.read_text() for path in sorted((ROOT / "include/attune").glob("*.h")))
@@ -49,8 +49,8 @@ def test_signatures_of_the_indexer():
 
 def test_keyword_arguments_are_typed_and_documented():
     fields = set(_core.fields["attune_attention"])
-    assert set(_types.AttentionFields.__annotations__) == fields - {"q", "k", "v"}
-    assert set(_types.RopeFields.__annotations__) == set(_core.fields["attune_rope"]) - {"style", "dim"}
+    assert set(_attention.AttentionFields.__annotations__) == fields - {"q", "k", "v"}
+    assert set(_tables.RopeFields.__annotations__) == set(_core.fields["attune_rope"]) - {"style", "dim"}
     words = set(re.findall(r"\w+", attune.attention.__doc__))
     assert fields <= words, fields - words
     for record, struct in ((attune.KVCache, "attune_kv_cache"), (attune.Prologue, "attune_prologue")):

@@ -40,7 +40,39 @@ void read_queries(Problem& p, const attune_attention& a, Data data) {
   }
 }
 
-// k and v as dense tensors: all keys, or the new tokens.
+// k and v beside a cache: the tokens of the queries.
+void read_new_tokens(Problem& p, const attune_attention& a) {
+  p.new_tokens = true;
+  require(!present(a.cu_seqlens_kv),
+          "cu_seqlens_kv is set, but with a cache k and v are the tokens of the queries (cu_seqlens_q)");
+  require(a.k.rank == a.q.rank, "k.rank is ", a.k.rank,
+          "; with a cache k holds the tokens of the queries, so it must be ", a.q.rank, " as q");
+  for (int i = 0; i + 2 < a.q.rank; ++i)
+    check_extent("k", a.k, i, a.q.shape[i], "as q: the new tokens are those of the queries");
+}
+
+// k and v without a cache: the rows of each sequence.
+void read_dense_sequences(Problem& p, const attune_attention& a, Data data) {
+  p.dense_kv = true;
+  if (a.k.rank == 4) {
+    require(!present(a.cu_seqlens_kv), "cu_seqlens_kv is set, but k has rank 4, so each sequence has k.shape[1] keys");
+    check_extent("k", a.k, 0, p.batch, "batch");
+    p.fixed_kv = a.k.shape[1];
+  } else if (present(a.cu_seqlens_kv)) {
+    check_tensor("cu_seqlens_kv", a.cu_seqlens_kv, {ATTUNE_INT32}, {1}, data);
+    check_extent("cu_seqlens_kv", a.cu_seqlens_kv, 0, p.batch + 1, "batch + 1");
+    p.cu_kv = int_view(a.cu_seqlens_kv);
+  } else if (p.cu_q) {
+    require(p.k.rows == p.total_q, "k has ", p.k.rows, " rows and q ", p.total_q,
+            "; where they differ cu_seqlens_kv is needed");
+    p.cu_kv = p.cu_q;
+  } else {
+    require(p.batch == 1, "k has rank 3 and cu_seqlens_kv is absent, so it is one sequence, but the batch is ",
+            p.batch);
+    p.fixed_kv = p.k.rows;
+  }
+}
+
 void read_dense(Problem& p, const attune_attention& a, Data data) {
   if (!present(a.k)) {
     require(!present(a.v), "v is set, but k is absent");
@@ -66,32 +98,9 @@ void read_dense(Problem& p, const attune_attention& a, Data data) {
     p.v_aliases_k = true;
   }
   if (present(a.cache.k)) {
-    p.new_tokens = true;
-    require(!present(a.cu_seqlens_kv),
-            "cu_seqlens_kv is set, but with a cache k and v are the tokens of the queries (cu_seqlens_q)");
-    require(a.k.rank == a.q.rank, "k.rank is ", a.k.rank,
-            "; with a cache k holds the tokens of the queries, so it must be ", a.q.rank, " as q");
-    for (int i = 0; i + 2 < a.q.rank; ++i)
-      check_extent("k", a.k, i, a.q.shape[i], "as q: the new tokens are those of the queries");
-    return;
-  }
-  p.dense_kv = true;
-  if (a.k.rank == 4) {
-    require(!present(a.cu_seqlens_kv), "cu_seqlens_kv is set, but k has rank 4, so each sequence has k.shape[1] keys");
-    check_extent("k", a.k, 0, p.batch, "batch");
-    p.fixed_kv = a.k.shape[1];
-  } else if (present(a.cu_seqlens_kv)) {
-    check_tensor("cu_seqlens_kv", a.cu_seqlens_kv, {ATTUNE_INT32}, {1}, data);
-    check_extent("cu_seqlens_kv", a.cu_seqlens_kv, 0, p.batch + 1, "batch + 1");
-    p.cu_kv = int_view(a.cu_seqlens_kv);
-  } else if (p.cu_q) {
-    require(p.k.rows == p.total_q, "k has ", p.k.rows, " rows and q ", p.total_q,
-            "; where they differ cu_seqlens_kv is needed");
-    p.cu_kv = p.cu_q;
+    read_new_tokens(p, a);
   } else {
-    require(p.batch == 1, "k has rank 3 and cu_seqlens_kv is absent, so it is one sequence, but the batch is ",
-            p.batch);
-    p.fixed_kv = p.k.rows;
+    read_dense_sequences(p, a, data);
   }
 }
 
@@ -130,24 +139,66 @@ SparseList read_list(const char* name, const char* length_name, const attune_ten
   return s;
 }
 
-void read_kv(Problem& p, const attune_attention& a, Data data) {
-  read_dense(p, a, data);
-  p.sparse = present(a.indices);
-  if (present(a.cache.k)) {
-    const CacheUse use = p.sparse ? CacheUse::kSlots : CacheUse::kSequences;
-    const int64_t head_dim_v = p.head_dim_v != 0 ? p.head_dim_v : a.head_dim_v;
-    p.cache = make_kv_cache("cache", a.cache, use, p.batch, p.head_dim_qk, head_dim_v, data);
-    if (present(a.k)) {
-      require(p.cache.num_heads == p.heads_kv, "cache has ", p.cache.num_heads, " KV heads, but k has ", p.heads_kv);
-      require(p.cache.v_aliases_k == p.v_aliases_k, "v and cache.v must be both present or both absent (V part of K)");
-    }
-    p.heads_kv = p.cache.num_heads;
-    p.head_dim_v = p.cache.head_dim_v;
-    p.v_aliases_k = p.cache.v_aliases_k;
-  } else {
+void read_cache(Problem& p, const attune_attention& a, Data data) {
+  if (!present(a.cache.k)) {
     make_kv_cache("cache", a.cache, CacheUse::kSequences, p.batch, 0, 0, data);  // throws if its other fields are set
+    require(present(a.k), "k and cache.k are both absent: there are no keys");
+    return;
   }
-  require(present(a.cache.k) || present(a.k), "k and cache.k are both absent: there are no keys");
+  const CacheUse use = p.sparse ? CacheUse::kSlots : CacheUse::kSequences;
+  const int64_t head_dim_v = p.head_dim_v != 0 ? p.head_dim_v : a.head_dim_v;
+  p.cache = make_kv_cache("cache", a.cache, use, p.batch, p.head_dim_qk, head_dim_v, data);
+  if (present(a.k)) {
+    require(p.cache.num_heads == p.heads_kv, "cache has ", p.cache.num_heads, " KV heads, but k has ", p.heads_kv);
+    require(p.cache.v_aliases_k == p.v_aliases_k, "v and cache.v must be both present or both absent (V part of K)");
+  }
+  p.heads_kv = p.cache.num_heads;
+  p.head_dim_v = p.cache.head_dim_v;
+  p.v_aliases_k = p.cache.v_aliases_k;
+}
+
+// The second pool of slots.
+void read_extra_cache(Problem& p, const attune_attention& a, Data data) {
+  if (!present(a.extra_indices)) {
+    require(!present(a.extra_cache.k), "extra_cache is set, but extra_indices is absent");
+    make_kv_cache("extra_cache", a.extra_cache, CacheUse::kSlots, p.batch, 0, 0, data);  // as above
+    return;
+  }
+  require(p.sparse && present(a.cache.k), "extra_indices is set, but the first pool is not a cache with indices");
+  p.extra_cache =
+      make_kv_cache("extra_cache", a.extra_cache, CacheUse::kSlots, p.batch, p.head_dim_qk, p.head_dim_v, data);
+  require(static_cast<bool>(p.extra_cache), "extra_indices is set, but extra_cache.k is absent");
+  require(p.extra_cache.num_heads == p.heads_kv, "extra_cache has ", p.extra_cache.num_heads,
+          " KV heads, but cache has ", p.heads_kv);
+}
+
+// What cannot go with indices, which name slots and not positions.
+void refuse_beside_indices(const Problem& p, const attune_attention& a) {
+  require(!p.new_tokens,
+          "k is set beside cache and indices; append the new tokens first (attune_cache_op, attune_qkv_prepare)");
+  const auto off = [](bool is_off, const auto&... what) {
+    require(is_off, what...,
+            ", but indices choose the keys; causal must be 0, window_left and window_right -1, "
+            "mask_bits and bidirectional_ranges absent");
+  };
+  off(a.causal == 0, "causal is ", a.causal);
+  off(a.window_left < 0, "window_left is ", a.window_left);
+  off(a.window_right < 0, "window_right is ", a.window_right);
+  off(!present(a.mask_bits), "mask_bits is set");
+  off(!present(a.bidirectional_ranges), "bidirectional_ranges is set");
+  const auto absent = [](const char* name, const attune_tensor& t) {
+    require(!present(t), name,
+            " is set, but indices have no positions; alibi_slopes, bias, new_token_bias and "
+            "t5_bias must be absent");
+  };
+  absent("alibi_slopes", a.alibi_slopes), absent("bias", a.bias);
+  absent("new_token_bias", a.new_token_bias), absent("t5_bias", a.t5_bias);
+}
+
+void read_kv(Problem& p, const attune_attention& a, Data data) {
+  p.sparse = present(a.indices);
+  read_dense(p, a, data);
+  read_cache(p, a, data);
   require(p.head_dim_v >= 1 && p.head_dim_v <= kMaxHeadDim, "head_dim_v is ", p.head_dim_v, "; it must be 1..",
           kMaxHeadDim);
   require(p.heads_kv >= 1, "k has ", p.heads_kv, " heads; it must have at least 1");
@@ -156,45 +207,16 @@ void read_kv(Problem& p, const attune_attention& a, Data data) {
   p.group = p.heads_q / p.heads_kv;
 
   p.seqused = int_vector("seqused_kv", a.seqused_kv, p.batch, "batch", data);
-  const bool by_sequence = present(a.cache.k) && !p.sparse;
-  require(!by_sequence || present(a.seqused_kv), "seqused_kv is absent, but a cache needs it");
-  require(!(p.sparse && present(a.cache.k) && present(a.seqused_kv)),
-          "seqused_kv is set, but indices name slots of the cache, not positions");
+  if (p.cache && p.sparse) {
+    require(!present(a.seqused_kv), "seqused_kv is set, but indices name slots of the cache, not positions");
+  } else if (p.cache) {
+    require(present(a.seqused_kv), "seqused_kv is absent, but a cache needs it");
+  }
 
   p.list = read_list("indices", "topk_length", a.indices, a.topk_length, p, a, data);
-  if (present(a.extra_indices)) {
-    require(p.sparse && present(a.cache.k), "extra_indices is set, but the first pool is not a cache with indices");
-    p.extra_cache =
-        make_kv_cache("extra_cache", a.extra_cache, CacheUse::kSlots, p.batch, p.head_dim_qk, p.head_dim_v, data);
-    require(static_cast<bool>(p.extra_cache), "extra_indices is set, but extra_cache.k is absent");
-    require(p.extra_cache.num_heads == p.heads_kv, "extra_cache has ", p.extra_cache.num_heads,
-            " KV heads, but cache has ", p.heads_kv);
-  } else {
-    require(!present(a.extra_cache.k), "extra_cache is set, but extra_indices is absent");
-    make_kv_cache("extra_cache", a.extra_cache, CacheUse::kSlots, p.batch, 0, 0, data);  // as above
-  }
+  read_extra_cache(p, a, data);
   p.extra_list = read_list("extra_indices", "extra_topk_length", a.extra_indices, a.extra_topk_length, p, a, data);
-  if (p.sparse) {
-    require(!p.new_tokens,
-            "k is set beside cache and indices; append the new tokens first (attune_cache_op, attune_qkv_prepare)");
-    const auto off = [](bool is_off, const auto&... what) {
-      require(is_off, what...,
-              ", but indices choose the keys; causal must be 0, window_left and window_right -1, "
-              "mask_bits and bidirectional_ranges absent");
-    };
-    off(a.causal == 0, "causal is ", a.causal);
-    off(a.window_left < 0, "window_left is ", a.window_left);
-    off(a.window_right < 0, "window_right is ", a.window_right);
-    off(!present(a.mask_bits), "mask_bits is set");
-    off(!present(a.bidirectional_ranges), "bidirectional_ranges is set");
-    const auto absent = [](const char* name, const attune_tensor& t) {
-      require(!present(t), name,
-              " is set, but indices have no positions; alibi_slopes, bias, new_token_bias and "
-              "t5_bias must be absent");
-    };
-    absent("alibi_slopes", a.alibi_slopes), absent("bias", a.bias);
-    absent("new_token_bias", a.new_token_bias), absent("t5_bias", a.t5_bias);
-  }
+  if (p.sparse) refuse_beside_indices(p, a);
 }
 
 void read_beams(Problem& p, const attune_attention& a, Data data) {
@@ -325,6 +347,34 @@ void read_score(Problem& p, const attune_attention& a, Data data) {
   }
 }
 
+void read_prologue(Problem& p, const attune_attention& a, Data data) {
+  PrologueShapes s{};
+  s.batch = p.batch;
+  s.total_q = p.total_q;
+  s.heads_q = p.heads_q;
+  s.heads_kv = p.heads_kv;
+  s.head_dim_qk = p.head_dim_qk;
+  s.head_dim_v = p.head_dim_v;
+  s.has_q = true;
+  s.has_k = static_cast<bool>(p.k);
+  s.has_v = p.k && !p.v_aliases_k;
+  s.q_dtype = p.q.dtype;
+  s.k_dtype = p.k.dtype;
+  s.v_dtype = s.has_v ? p.v.dtype : static_cast<int32_t>(ATTUNE_DTYPE_NONE);
+  s.same_tokens =
+      p.new_tokens || (p.dense_kv && p.k.rows == p.total_q && p.fixed_kv == p.fixed_q && p.cu_kv.data == p.cu_q.data);
+  p.prologue = make_prologue(a.prologue, s, data);
+  require(!p.prologue.append || p.new_tokens,
+          "prologue.append is 1, but there is no cache with new tokens (cache.k and k)");
+  check_scales(p.prologue, p.cache);
+  if (p.sparse && p.cache) {
+    require(!p.prologue.turns() || p.prologue.has_positions,
+            "prologue.rope_cos_sin is set without prologue.positions, but indices name slots, which say nothing of "
+            "where queries stand");
+    require(!p.prologue.logn, "prologue.logn is set, but indices name slots, which say nothing of where queries stand");
+  }
+}
+
 RowView read_row_output(const char* name, const attune_tensor& t, const attune_attention& a, Data data) {
   if (!present(t)) return {};
   check_tensor(name, t, {ATTUNE_FLOAT32}, {a.q.rank - 1}, data);
@@ -378,31 +428,7 @@ Problem make_problem(const attune_attention& a, Data data) {
   read_beams(p, a, data);
   read_mask(p, a, data);
   read_score(p, a, data);
-  PrologueShapes s{};
-  s.batch = p.batch;
-  s.total_q = p.total_q;
-  s.heads_q = p.heads_q;
-  s.heads_kv = p.heads_kv;
-  s.head_dim_qk = p.head_dim_qk;
-  s.head_dim_v = p.head_dim_v;
-  s.has_q = true;
-  s.has_k = static_cast<bool>(p.k);
-  s.has_v = p.k && !p.v_aliases_k;
-  s.q_dtype = p.q.dtype;
-  s.k_dtype = p.k.dtype;
-  s.v_dtype = s.has_v ? p.v.dtype : static_cast<int32_t>(ATTUNE_DTYPE_NONE);
-  s.same_tokens =
-      p.new_tokens || (p.dense_kv && p.k.rows == p.total_q && p.fixed_kv == p.fixed_q && p.cu_kv.data == p.cu_q.data);
-  p.prologue = make_prologue(a.prologue, s, data);
-  require(!p.prologue.append || p.new_tokens,
-          "prologue.append is 1, but there is no cache with new tokens (cache.k and k)");
-  check_scales(p.prologue, p.cache);
-  if (p.sparse && p.cache) {
-    require(!p.prologue.turns() || p.prologue.has_positions,
-            "prologue.rope_cos_sin is set without prologue.positions, but indices name slots, which say nothing of "
-            "where queries stand");
-    require(!p.prologue.logn, "prologue.logn is set, but indices name slots, which say nothing of where queries stand");
-  }
+  read_prologue(p, a, data);
   read_outputs(p, a, data);
   derive_maxima(p, a);
   return p;

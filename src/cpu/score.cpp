@@ -11,7 +11,7 @@
 
 namespace attune::cpu {
 
-constexpr uint32_t kScoreMasks = use::kCausal | use::kWindow | use::kBits | use::kRanges;
+constexpr uint32_t kScoreMasks = use::kCausal | use::kWindow | use::kKeyMasks | use::kRanges;
 constexpr uint32_t kScoreTerms =
     use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kBias | use::kNewTokenBias | use::kT5;
 
@@ -42,23 +42,15 @@ uint64_t spread(uint8_t bits) {
   return ((ones + 0x7f7f7f7f7f7f7f7f) >> 7) & 0x0101010101010101;
 }
 
-// Hides the keys whose bits are 0. Bit `column + j` is that of key j; keys that the bits do not cover stay.
-void hide_by_bits(const uint8_t* bits, int64_t byte_stride, int64_t column, int64_t columns, int n, bool* visible) {
-  static_assert(sizeof(bool) == 1);
-  const int end = static_cast<int>(std::clamp<int64_t>(columns - column, 0, n));
-  for (int j = static_cast<int>(std::clamp<int64_t>(-column, 0, n)); j < end;) {
-    const int64_t i = column + j;
-    const uint8_t byte = bits[i / 8 * byte_stride];
-    if (i % 8 == 0 && end - j >= 8) {
-      uint64_t eight;
-      std::memcpy(&eight, visible + j, sizeof eight);
-      eight &= spread(byte);
-      std::memcpy(visible + j, &eight, sizeof eight);
-      j += 8;
-    } else {
-      visible[j] = visible[j] && (byte >> (i % 8) & 1) != 0;
-      ++j;
-    }
+// Hides what the masks of keys [first, first + n) hide of a row; visible has kMaxTileN.
+void hide_by_key(const KeyMasks& masks, const KeyMasks::Rows& rows, int64_t query, int64_t head, int64_t first, int n,
+                 bool* visible) {
+  static_assert(sizeof(bool) == 1 && kMaxTileN % 8 == 0);
+  for (int j = 0; j < n; j += 8) {
+    uint64_t eight;
+    std::memcpy(&eight, visible + j, sizeof eight);
+    eight &= spread(static_cast<uint8_t>(masks.sees_eight(rows, query, head, first + j)));
+    std::memcpy(visible + j, &eight, sizeof eight);
   }
 }
 
@@ -153,16 +145,15 @@ int apply_mask(const ScoreRows& rows, int row, int m, int64_t first, const KvTil
   const Problem& p = rows.p;
   const int n = tile.n;
   const int64_t b = rows.item.sequence;
-  const KeyMasks& masks = p.key_masks;
+  const KeyMasks::Rows mask_rows = p.key_masks.rows(b, rows.sequence.q_begin);
   int end = 0;
   for (int r = 0; r < m; ++r) {
     float* out = s + static_cast<int64_t>(r) * kMaxTileN;
-    bool visible[kMaxTileN];
+    bool visible[kMaxTileN] = {};
     if (p.sparse) {
       for (int j = 0; j < n; ++j) visible[j] = !tile.masked[j];
     } else {
       const int64_t position = rows.position(row + r);
-      std::fill(visible, visible + n, false);
       mark(visible, first, n, p.first_visible(position), p.last_visible(position));
       for (int64_t i = 0; i < p.num_ranges; ++i) {
         const Range range = range_at(p, b, i);
@@ -173,11 +164,8 @@ int apply_mask(const ScoreRows& rows, int row, int m, int64_t first, const KvTil
         for (int j = 0; j < n; ++j) visible[j] = visible[j] && !tile.masked[j];
       }
     }
-    if (masks.has_bits != 0) {
-      const int64_t q_row = rows.sequence.q_begin + rows.query(row + r);
-      const uint8_t* bits = masks.bits + q_row * masks.row_stride + rows.head(row + r) * masks.head_stride;
-      hide_by_bits(bits, masks.byte_stride, first - masks.start_of(b), masks.columns, n, visible);
-    }
+    if (p.key_masks.kinds() != 0)
+      hide_by_key(p.key_masks, mask_rows, rows.query(row + r), rows.head(row + r), first, n, visible);
     for (int j = 0; j < n; ++j) {  // without a branch: what is visible may be as good as random
       const uint32_t keep = 0u - static_cast<uint32_t>(visible[j]);
       out[j] =

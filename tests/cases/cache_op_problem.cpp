@@ -113,24 +113,23 @@ void CacheOpProblem::add_cache() {
   cache.format = c.cache.format;
   cache.layout = packed_ ? ATTUNE_KV_BYTES : c.cache.layout;
   cache.ring_capacity = by_slots_ ? 0 : c.cache.ring_capacity;
-  const int64_t heads = c.num_heads_kv;
   if (c.cache.format == ATTUNE_KV_MLA_656) {
     cache.k = arena_.add("cache.k", ATTUNE_UINT8, {pages_, page_size_, 656}, layout({0, 0, random_.integer(0, 3)}));
   } else if (packed_) {
     cache.k = arena_.add("cache.k", ATTUNE_UINT8, {pages_, ceil_div(page_size_ * 584, 576) * 576},
                          layout({0, random_.integer(0, 3)}));
     cache.page_size = page_size_;
-  } else if (cache.layout == ATTUNE_KV_XPACKED) {
-    const int64_t x = 16 / element_size(c.cache_dtype());
-    cache.k = arena_.add("cache.k", c.cache_dtype(), {pages_, heads, c.head_dim_qk / x, page_size_, x});
-    cache.v = arena_.add("cache.v", c.cache_dtype(), {pages_, heads, c.head_dim_v, page_size_});
   } else {
-    const auto shape = [&](int64_t dim) {
-      return cache.layout == ATTUNE_KV_NHD ? std::vector<int64_t>{pages_, page_size_, heads, dim}
-                                           : std::vector<int64_t>{pages_, heads, page_size_, dim};
+    const auto shape = [&](bool is_v, int64_t dim) {
+      return plane_shape(cache.layout, is_v, pages_, page_size_, c.num_heads_kv, dim,
+                         16 / element_size(c.cache_dtype()));
     };
-    cache.k = arena_.add("cache.k", c.cache_dtype(), shape(c.head_dim_qk), layout({0, 0, 0, 1}));
-    if (!c.shared_kv) cache.v = arena_.add("cache.v", c.cache_dtype(), shape(c.head_dim_v), layout({0, 1, 0, 0}));
+    const bool padded = cache.layout != ATTUNE_KV_XPACKED;
+    cache.k =
+        arena_.add("cache.k", c.cache_dtype(), shape(false, c.head_dim_qk), padded ? layout({0, 0, 0, 1}) : Layout());
+    if (!c.shared_kv)
+      cache.v =
+          arena_.add("cache.v", c.cache_dtype(), shape(true, c.head_dim_v), padded ? layout({0, 1, 0, 0}) : Layout());
   }
   if (!packed_ && c.cache.scales != ScaleMode::kNone) add_scales();
 }
@@ -244,14 +243,10 @@ void CacheOpProblem::fill_slot(int64_t slot, bool is_v) {
   const auto fill_bytes = [&](std::byte* at, int64_t bytes) {
     for (int64_t i = 0; i < bytes; ++i) at[i] = static_cast<std::byte>(random_.integer(0, 126));
   };
-  if (cache.format == ATTUNE_KV_MLA_656) {
-    fill_bytes(static_cast<std::byte*>(element_at(cache.k, {page, offset, 0})), 656);
-    return;
-  }
   if (packed_) {
-    auto* at = static_cast<std::byte*>(element_at(cache.k, {page, 0}));
-    fill_bytes(at + offset * 576, 576);
-    fill_bytes(at + page_size_ * 576 + offset * 8, 8);
+    const PackedRow row = packed_row(cache, page, offset);
+    fill_bytes(row.codes, row.bytes);
+    fill_bytes(row.scales, row.scale_bytes);
     return;
   }
   for (int64_t h = 0; h < case_.num_heads_kv; ++h) {

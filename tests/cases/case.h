@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "attune/attune.h"
-#include "cache_scales.h"
+#include "cache_rows.h"
 #include "mask.h"
 
 namespace attune::cases {

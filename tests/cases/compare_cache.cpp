@@ -27,33 +27,32 @@ struct Slot {
   int64_t page, offset, head;
 };
 
-int64_t tokens_of_page(const attune_kv_cache& cache) {
-  if (cache.format == ATTUNE_KV_MLA_584) return cache.page_size;
-  if (cache.layout == ATTUNE_KV_HND) return cache.k.shape[2];
-  if (cache.layout == ATTUNE_KV_XPACKED) return cache.k.shape[3];
-  return cache.k.shape[1];
-}
-
 class WriteChecker {
  public:
   WriteChecker(const attune_kv_cache& cache, bool power_of_two_scales, Snapshot& snapshot, Checker& checker)
-      : cache_(cache), power_of_two_scales_(power_of_two_scales), snapshot_(snapshot), checker_(checker) {}
+      : cache_(cache),
+        page_size_(page_size_of(cache)),
+        power_of_two_scales_(power_of_two_scales),
+        snapshot_(snapshot),
+        checker_(checker) {
+    for (attune_tensor* t : {&cache_.k, &cache_.v, &cache_.k_scale, &cache_.v_scale}) *t = snapshot.after(*t);
+  }
 
   void plain(bool is_v, const Slot& slot, const std::vector<double>& row) {
-    const attune_tensor data = snapshot_.after(is_v ? cache_.v : cache_.k);
-    const attune_tensor scales = snapshot_.after(is_v ? cache_.v_scale : cache_.k_scale);
+    const attune_dtype dtype = dtype_of(is_v ? cache_.v : cache_.k);
+    const attune_tensor& scales = is_v ? cache_.v_scale : cache_.k_scale;
     const char* what = is_v ? "cache.v" : "cache.k";
-    const bool narrow = element_size(dtype_of(data)) == 1;
+    const bool narrow = element_size(dtype) == 1;
     double scale = 1;
     if (scales.dtype != ATTUNE_DTYPE_NONE) {
-      const void* at = scale_element(scales, cache_.layout, slot.page, slot.offset, slot.head);
+      const void* at = scale_element(cache_, is_v, slot.page, slot.offset, slot.head);
       scale = decode(ATTUNE_FLOAT32, at);
       if (scales.rank == 3) {
         snapshot_.allow(at, 4);
         const double amax = amax_of(row, 0, row.size());
-        const double exact = amax / largest_code(dtype_of(data));
+        const double exact = amax / largest_code(dtype);
         if (power_of_two_scales_) {
-          power_of_two(what, slot, scale, std::max(amax, 1e-4) / largest_code(dtype_of(data)));
+          power_of_two(what, slot, scale, std::max(amax, 1e-4) / largest_code(dtype));
         } else if (amax > 0) {
           checker_.element(is_v ? "cache.v_scale" : "cache.k_scale", row_number(slot), slot.head, -1, ATTUNE_FLOAT32,
                            exact, exact * 1e-6, scale);
@@ -65,31 +64,28 @@ class WriteChecker {
     }
     const double error = computed_error(row);
     for (size_t d = 0; d < row.size(); ++d) {
-      const void* at = element(data, is_v, slot, static_cast<int64_t>(d));
-      snapshot_.allow(at, element_size(dtype_of(data)));
+      const void* at = pool_element(cache_, is_v, slot.page, slot.offset, slot.head, static_cast<int64_t>(d));
+      snapshot_.allow(at, element_size(dtype));
       double code = row[d] / scale;
       const double bound = error / scale + std::fabs(code) * std::ldexp(1.0, -21);
       // The code -128 is left out, so that codes are symmetric.
-      if (dtype_of(data) == ATTUNE_INT8) code = std::clamp(code, -127.0, 127.0);
-      checker_.element(what, row_number(slot), slot.head, static_cast<int64_t>(d), dtype_of(data), code,
-                       narrow ? bound : error, decode(dtype_of(data), at), narrow);
+      if (dtype == ATTUNE_INT8) code = std::clamp(code, -127.0, 127.0);
+      checker_.element(what, row_number(slot), slot.head, static_cast<int64_t>(d), dtype, code, narrow ? bound : error,
+                       decode(dtype, at), narrow);
     }
   }
 
   void mla(const Slot& slot, const std::vector<double>& row) {
-    const attune_tensor data = snapshot_.after(cache_.k);
+    const PackedRow to = packed_row(cache_, slot.page, slot.offset);
     const bool is_656 = cache_.format == ATTUNE_KV_MLA_656;
-    const size_t nope = is_656 ? 512 : 448, group = is_656 ? 128 : 64;
-    auto* page = static_cast<std::byte*>(data.data) + slot.page * data.stride[0];
-    std::byte* bytes = page + slot.offset * (is_656 ? data.stride[1] : 576);
-    std::byte* scales = is_656 ? bytes + 512 : page + tokens_of_page(cache_) * 576 + slot.offset * 8;
-    snapshot_.allow(bytes, is_656 ? 656 : 576);
-    if (!is_656) snapshot_.allow(scales, 8);
+    snapshot_.allow(to.codes, to.bytes);
+    if (to.scale_bytes > 0) snapshot_.allow(to.scales, to.scale_bytes);
     const double error = computed_error(row);
-    for (size_t first = 0; first < nope; first += group) {
+    const auto num_codes = static_cast<size_t>(to.num_codes), group = static_cast<size_t>(to.group);
+    for (size_t first = 0; first < num_codes; first += group) {
       const size_t index = first / group;
-      const double scale = is_656 ? decode(ATTUNE_FLOAT32, scales + 4 * index)
-                                  : std::ldexp(1.0, std::to_integer<int>(scales[index]) - 127);
+      const double scale = is_656 ? decode(ATTUNE_FLOAT32, to.scales + 4 * index)
+                                  : std::ldexp(1.0, std::to_integer<int>(to.scales[index]) - 127);
       const double exact = amax_of(row, first, group) / 448;
       if (!is_656 || power_of_two_scales_ || exact == 0) {
         power_of_two("cache.k", slot, scale, std::max(exact, 1e-4));
@@ -100,31 +96,18 @@ class WriteChecker {
       for (size_t d = first; d < first + group; ++d) {
         const double code = row[d] / scale;
         checker_.element("cache.k", row_number(slot), 0, static_cast<int64_t>(d), ATTUNE_FLOAT8_E4M3, code,
-                         error / scale + std::fabs(code) * std::ldexp(1.0, -21), decode(ATTUNE_FLOAT8_E4M3, bytes + d),
-                         true);
+                         error / scale + std::fabs(code) * std::ldexp(1.0, -21),
+                         decode(ATTUNE_FLOAT8_E4M3, to.codes + d), true);
       }
     }
-    const std::byte* rope = bytes + (is_656 ? 528 : 448);
-    for (size_t d = nope; d < row.size(); ++d) {
+    for (size_t d = num_codes; d < row.size(); ++d) {
       checker_.element("cache.k", row_number(slot), 0, static_cast<int64_t>(d), ATTUNE_BFLOAT16, row[d], error,
-                       decode(ATTUNE_BFLOAT16, rope + 2 * (d - nope)));
+                       decode(ATTUNE_BFLOAT16, to.rope + 2 * (d - num_codes)));
     }
   }
 
  private:
-  int64_t row_number(const Slot& slot) const { return slot.page * tokens_of_page(cache_) + slot.offset; }
-
-  const void* element(const attune_tensor& data, bool is_v, const Slot& slot, int64_t d) const {
-    switch (cache_.layout) {
-      case ATTUNE_KV_NHD:
-        return element_at(data, {slot.page, slot.offset, slot.head, d});
-      case ATTUNE_KV_HND:
-        return element_at(data, {slot.page, slot.head, slot.offset, d});
-      default:
-        if (is_v) return element_at(data, {slot.page, slot.head, d, slot.offset});
-        return element_at(data, {slot.page, slot.head, d / data.shape[4], slot.offset, d % data.shape[4]});
-    }
-  }
+  int64_t row_number(const Slot& slot) const { return slot.page * page_size_ + slot.offset; }
 
   // The least that is not below what the row's largest element asks for.
   void power_of_two(const char* what, const Slot& slot, double scale, double least) {
@@ -134,7 +117,8 @@ class WriteChecker {
                   std::to_string(scale) + ", not the power of two that is at least " + std::to_string(least));
   }
 
-  const attune_kv_cache& cache_;
+  attune_kv_cache cache_;  // as the run has left it
+  int64_t page_size_;
   bool power_of_two_scales_;
   Snapshot& snapshot_;
   Checker& checker_;
@@ -145,7 +129,7 @@ class WriteChecker {
 void check_writes(const attune_kv_cache& host, const std::vector<reference::CacheWrite>& writes,
                   bool power_of_two_scales, Snapshot& snapshot, Checker& checker) {
   WriteChecker write_checker(host, power_of_two_scales, snapshot, checker);
-  const int64_t tokens = writes.empty() ? 1 : tokens_of_page(host);
+  const int64_t tokens = page_size_of(host);
   for (const reference::CacheWrite& write : writes) {
     const Slot k_slot{write.slot / tokens, write.slot % tokens, write.head};
     if (host.format != ATTUNE_KV_PLAIN) {

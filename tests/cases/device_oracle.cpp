@@ -37,12 +37,7 @@ oracle::Cache as_cache(const attune_kv_cache& c) {
                      c.k.shape[0],
                      1,
                      c.ring_capacity};
-  if (!reference::present(c.k)) return made;
-  if (c.format == ATTUNE_KV_MLA_584) {
-    made.page_size = c.page_size;
-  } else {
-    made.page_size = c.k.shape[c.layout == ATTUNE_KV_HND ? 2 : c.layout == ATTUNE_KV_XPACKED ? 3 : 1];
-  }
+  if (reference::present(c.k)) made.page_size = page_size_of(c);
   return made;
 }
 

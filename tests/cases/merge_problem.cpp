@@ -41,7 +41,7 @@ MergeProblem::MergeProblem(const Case& spec, Memory& memory)
   arena_.upload();
 }
 
-// Some parts are empty, some rows wholly, some parts lie far apart; the outputs of empty parts stay NaN.
+// Some partial outputs are empty, some rows wholly, some have far apart lse; those that are empty stay NaN.
 void MergeProblem::fill_parts() {
   const auto dtype = static_cast<attune_dtype>(op_.partial_out.dtype);
   for_each_element(op_.partial_lse, [&](const int64_t* index, void* element) {

@@ -158,46 +158,40 @@ void Problem::make_pool(attune_kv_cache& cache, const CacheSpec& spec, int64_t p
     if (pad_rows) layout.padding.back() = spec.row_padding + (odd ? 1 : 0);
     return arena_.add(name + which, dtype, shape, layout);
   };
-  if (spec.layout == ATTUNE_KV_XPACKED) {
+  const auto shape = [&](bool is_v, int64_t dim) {
     const int64_t x = spec.x > 0 ? spec.x : 16 / element_size(dtype);
-    cache.k = add(".k", {pages, heads, c.head_dim_qk / x, page_size, x}, false);
-    cache.v = add(".v", {pages, heads, c.head_dim_v, page_size}, false);
-  } else {
-    const bool nhd = spec.layout == ATTUNE_KV_NHD;
-    const auto shape = [&](int64_t dim) {
-      return nhd ? std::vector<int64_t>{pages, page_size, heads, dim}
-                 : std::vector<int64_t>{pages, heads, page_size, dim};
+    return plane_shape(spec.layout, is_v, pages, page_size, heads, dim, x);
+  };
+  if (spec.one_pool) {
+    // K and V of a page side by side: [pages, 2, ...].
+    std::vector<int64_t> both = shape(false, std::max(c.head_dim_qk, c.head_dim_v));
+    both.insert(both.begin() + 1, 2);
+    const attune_tensor pool = arena_.add(name + ".kv", dtype, both);
+    const auto plane = [&](int64_t which, int64_t dim) {
+      attune_tensor t = pool;
+      t.data = element_at(pool, {0, which, 0, 0, 0});
+      t.rank = 4;
+      for (int axis = 1; axis < 4; ++axis) {
+        t.shape[axis] = pool.shape[axis + 1];
+        t.stride[axis] = pool.stride[axis + 1];
+      }
+      t.shape[3] = dim;
+      t.shape[4] = t.stride[4] = 0;
+      return t;
     };
-    if (spec.one_pool) {
-      // K and V of a page side by side: [pages, 2, ...].
-      std::vector<int64_t> both = shape(std::max(c.head_dim_qk, c.head_dim_v));
-      both.insert(both.begin() + 1, 2);
-      const attune_tensor pool = arena_.add(name + ".kv", dtype, both);
-      const auto half = [&](int64_t which, int64_t dim) {
-        attune_tensor t = pool;
-        t.data = element_at(pool, {0, which, 0, 0, 0});
-        t.rank = 4;
-        for (int axis = 1; axis < 4; ++axis) {
-          t.shape[axis] = pool.shape[axis + 1];
-          t.stride[axis] = pool.stride[axis + 1];
-        }
-        t.shape[3] = dim;
-        t.shape[4] = t.stride[4] = 0;
-        return t;
-      };
-      cache.k = half(0, c.head_dim_qk);
-      cache.v = half(1, c.head_dim_v);
-    } else {
-      cache.k = add(".k", shape(c.head_dim_qk), true);
-      if (!c.shared_kv) cache.v = add(".v", shape(c.head_dim_v), true);
-    }
+    cache.k = plane(0, c.head_dim_qk);
+    cache.v = plane(1, c.head_dim_v);
+  } else {
+    const bool pad_rows = spec.layout != ATTUNE_KV_XPACKED;
+    cache.k = add(".k", shape(false, c.head_dim_qk), pad_rows);
+    if (!c.shared_kv) cache.v = add(".v", shape(true, c.head_dim_v), pad_rows);
   }
   if (spec.scales == ScaleMode::kNone) return;
-  const std::vector<int64_t> shape = scale_shape(spec.scales, spec.layout, pages, page_size, heads);
+  const std::vector<int64_t> scales = scale_shape(spec.scales, spec.layout, pages, page_size, heads);
   Layout layout;
   if (scales_by_token(spec.scales) && (spec.page_padding || odd)) layout.padding = {0, 3, 0};
-  cache.k_scale = arena_.add(name + ".k_scale", ATTUNE_FLOAT32, shape, layout);
-  if (!c.shared_kv) cache.v_scale = arena_.add(name + ".v_scale", ATTUNE_FLOAT32, shape, layout);
+  cache.k_scale = arena_.add(name + ".k_scale", ATTUNE_FLOAT32, scales, layout);
+  if (!c.shared_kv) cache.v_scale = arena_.add(name + ".v_scale", ATTUNE_FLOAT32, scales, layout);
   if (scales_by_token(spec.scales)) return;
   const auto fill = [&](const attune_tensor& t, double unit) {
     for_each_element(t, [&](const int64_t* index, void* element) {
@@ -206,11 +200,6 @@ void Problem::make_pool(attune_kv_cache& cache, const CacheSpec& spec, int64_t p
   };
   fill(cache.k_scale, 1.0);
   if (!c.shared_kv) fill(cache.v_scale, 1.3);
-}
-
-// Where a row of a packed format begins.
-static std::byte* packed_row(const attune_kv_cache& cache, bool is_656, int64_t page, int64_t offset) {
-  return static_cast<std::byte*>(cache.k.data) + page * cache.k.stride[0] + offset * (is_656 ? cache.k.stride[1] : 576);
 }
 
 // Of a row of 656 bytes: any number may be one, so some are powers of two, large (codes become small), huge (0) or tiny
@@ -233,40 +222,31 @@ static double scale_656(size_t slot, int64_t group, double usual) {
 void Problem::fill_pool(attune_kv_cache& cache, const CacheSpec& spec, const std::vector<uint8_t>& k_needed,
                         const std::vector<uint8_t>& v_needed) {
   const Case& c = case_;
+  const int64_t page_size = page_size_of(cache);
   if (spec.format != ATTUNE_KV_PLAIN) {
-    const bool is_656 = spec.format == ATTUNE_KV_MLA_656;
-    const int64_t page_size = is_656 ? cache.k.shape[1] : cache.page_size;
     for (size_t slot = 0; slot < k_needed.size(); ++slot) {
       if (k_needed[slot] == 0) continue;
-      const int64_t page = static_cast<int64_t>(slot) / page_size, offset = static_cast<int64_t>(slot) % page_size;
-      std::byte* page_bytes = static_cast<std::byte*>(cache.k.data) + page * cache.k.stride[0];
-      std::byte* row = packed_row(cache, is_656, page, offset);
-      const int64_t nope = is_656 ? 512 : 448, group = is_656 ? 128 : 64;
-      std::byte* scales = is_656 ? row + 512 : page_bytes + page_size * 576 + offset * 8;
-      std::byte* rope = is_656 ? row + 528 : row + 448;
-      for (int64_t first = 0; first < nope; first += group) {
+      const PackedRow row =
+          packed_row(cache, static_cast<int64_t>(slot) / page_size, static_cast<int64_t>(slot) % page_size);
+      for (int64_t first = 0; first < row.num_codes; first += row.group) {
+        const int64_t group = first / row.group;
         double scale = 0.0125 * (0.5 + random_.uniform());
-        if (is_656) {
-          if (c.poison) scale = scale_656(slot, first / group, scale);
-          encode(ATTUNE_FLOAT32, scale, scales + first / group * 4);
-          scale = decode(ATTUNE_FLOAT32, scales + first / group * 4);
+        if (spec.format == ATTUNE_KV_MLA_656) {
+          if (c.poison) scale = scale_656(slot, group, scale);
+          encode(ATTUNE_FLOAT32, scale, row.scales + group * 4);
+          scale = decode(ATTUNE_FLOAT32, row.scales + group * 4);
         } else {
           const int exponent = -7 + static_cast<int>(random_.integer(0, 1));
           scale = std::ldexp(1.0, exponent);
-          scales[first / group] = static_cast<std::byte>(exponent + 127);
+          row.scales[group] = static_cast<std::byte>(exponent + 127);
         }
-        for (int64_t d = first; d < first + group; ++d) {
-          encode(ATTUNE_FLOAT8_E4M3, key_value(d) / scale, row + d, true);
-        }
+        for (int64_t d = first; d < first + row.group; ++d)
+          encode(ATTUNE_FLOAT8_E4M3, key_value(d) / scale, row.codes + d, true);
       }
-      for (int64_t d = 0; d < 64; ++d) encode(ATTUNE_BFLOAT16, key_value(nope + d), rope + 2 * d);
+      for (int64_t d = 0; d < 64; ++d) encode(ATTUNE_BFLOAT16, key_value(row.num_codes + d), row.rope + 2 * d);
     }
     return;
   }
-  const bool by_page_first = spec.layout != ATTUNE_KV_HND && spec.layout != ATTUNE_KV_XPACKED;
-  const int64_t page_size = by_page_first                  ? cache.k.shape[1]
-                            : spec.layout == ATTUNE_KV_HND ? cache.k.shape[2]
-                                                           : cache.k.shape[3];
   const auto dtype = static_cast<attune_dtype>(cache.k.dtype);
   const auto fill = [&](bool is_v, const std::vector<uint8_t>& needed, int64_t dim) {
     for (size_t slot = 0; slot < needed.size(); ++slot) {
@@ -275,7 +255,7 @@ void Problem::fill_pool(attune_kv_cache& cache, const CacheSpec& spec, const std
       for (int64_t g = 0; g < c.num_heads_kv; ++g) {
         double scale = 1;
         if (spec.scales != ScaleMode::kNone) {
-          void* at = scale_element(is_v ? cache.v_scale : cache.k_scale, spec.layout, page, offset, g);
+          void* at = scale_element(cache, is_v, page, offset, g);
           if (scales_by_token(spec.scales)) encode(ATTUNE_FLOAT32, scale_unit(dtype) * (0.5 + random_.uniform()), at);
           scale = decode(ATTUNE_FLOAT32, at);
         }
@@ -302,9 +282,8 @@ void Problem::build_cache() {
   fill_pool(host_.cache, c.cache, p.k_needed, p.v_needed);
   host_.seqused_kv = add_vector("seqused_kv", ATTUNE_INT32, c.seqlens_kv);
   if (p.bad_k_slot >= 0 && c.cache.format != ATTUNE_KV_PLAIN) {
-    spoil(ATTUNE_FLOAT8_E4M3, packed_row(host_.cache, c.cache.format == ATTUNE_KV_MLA_656, p.bad_k_slot / p.page_size,
-                                         p.bad_k_slot % p.page_size) +
-                                  1);
+    const PackedRow row = packed_row(host_.cache, p.bad_k_slot / p.page_size, p.bad_k_slot % p.page_size);
+    spoil(ATTUNE_FLOAT8_E4M3, row.codes + 1);
   } else if (p.bad_k_slot >= 0) {
     const bool is_v = c.plant != "nan_k" && !c.shared_kv;
     const int64_t slot = is_v ? p.bad_v_slot : p.bad_k_slot;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random valid cases: every axis is drawn on its own, then what does not go together is left out. Over a few hundred
-// seeds all pairs of values of the main axes meet.
+// seeds all pairs of values of the main axes occur together.
 #include <algorithm>
 
 #include "serving_draw.h"

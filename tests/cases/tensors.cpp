@@ -18,19 +18,6 @@ int64_t num_elements(const attune_tensor& t) {
   return n;
 }
 
-void* pool_element(const attune_kv_cache& cache, bool is_v, int64_t page, int64_t offset, int64_t head, int64_t d) {
-  const attune_tensor& t = is_v ? cache.v : cache.k;
-  switch (cache.layout) {
-    case ATTUNE_KV_NHD:
-      return element_at(t, {page, offset, head, d});
-    case ATTUNE_KV_HND:
-      return element_at(t, {page, head, offset, d});
-    default:
-      if (is_v) return element_at(t, {page, head, d, offset});
-      return element_at(t, {page, head, d / t.shape[4], offset, d % t.shape[4]});
-  }
-}
-
 attune_tensor Arena::add(const std::string& name, attune_dtype dtype, const std::vector<int64_t>& shape,
                          const Layout& layout) {
   attune_tensor t{};

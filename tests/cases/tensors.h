@@ -24,8 +24,6 @@ struct Layout {
 
 // Element (indices...) of a view.
 void* element_at(const attune_tensor& t, std::initializer_list<int64_t> index);
-// Element d of a row of a plain cache's K or V.
-void* pool_element(const attune_kv_cache& cache, bool is_v, int64_t page, int64_t offset, int64_t head, int64_t d);
 int64_t num_elements(const attune_tensor& t);
 // Calls f(index, element) for every element in row-major order of the indices. index has t.rank entries.
 template <typename F>

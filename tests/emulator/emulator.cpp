@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the threads of emulated blocks meet: barriers, exchanges in a warp, clusters.
+// Where the threads of emulated blocks synchronise: barriers, exchanges in a warp, clusters.
 #include "emulator/emulator.h"
 
 #include <cstdlib>
@@ -11,7 +11,7 @@
 namespace attune::emulator {
 namespace {
 
-// How often a thread lets others go on where it meets them.
+// How often a thread lets others go on where it synchronises with them.
 constexpr unsigned kAtExchange = 16, kAtBarrier = 8;
 
 Barrier& barrier_of(Block& block, unsigned barrier) {

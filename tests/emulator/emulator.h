@@ -31,7 +31,7 @@ inline void run(unsigned blocks, unsigned threads, const std::function<void()>& 
 enum class Lanes { kTogether, kApart };
 
 // While one lives, so many clusters run at a time, begun in any order, and from the seed follows who has the next turn:
-// some warps get far ahead of others, blocks too, and all may be held up wherever threads meet. Without one
+// some warps get far ahead of others, blocks too, and all may be held up wherever threads synchronise. Without one
 // ATTUNE_EMULATOR_SEED=<n> does that to every launch; with one it makes another seed of this one.
 class Shuffled {
  public:
@@ -54,7 +54,7 @@ class Capability {
 };
 int capability();
 
-// While one lives, kernels are compiled to tell of every load and store, and a launch throws that finds races
+// While one lives, kernels are compiled to report every load and store, and a launch throws that finds races
 // (tests/emulator/shadow.h). ATTUNE_EMULATOR_RACES=1 does that to every launch.
 class Watched {
  public:

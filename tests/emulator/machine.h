@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the emulator keeps of blocks that run: for launch.cpp, which lets them run, and emulator.cpp, in which they
-// meet.
+// synchronise.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the emulator does not report: kernels have it on purpose, or the compiler does not tell enough.
+// What the emulator does not report: kernels have it on purpose, or the compiler does not instrument enough.
 #pragma once
 
 #include <string>

@@ -44,7 +44,7 @@ struct Registers {
 struct ShadowLane {
   ClockPtr base;
   uint32_t fenced = 0;                      // until when its own writes are
-  uint32_t copies = 0, product_groups = 0;  // pieces of what it has issued that are closed
+  uint32_t copies = 0, product_groups = 0;  // groups that it has committed
   std::vector<uint32_t> copy_groups;        // how many when it closed each
   std::vector<Registers> registers;
   std::vector<void*> calls;  // return addresses

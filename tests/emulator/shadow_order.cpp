@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shadow's clocks: what threads learn of each other where they meet. And what it reports.
+// The shadow's clocks: what threads know of each other once they have synchronised. And what it reports.
 #include <dlfcn.h>
 
 #include <cstdio>

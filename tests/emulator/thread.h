@@ -89,7 +89,7 @@ ATTUNE_EMULATOR void wgmma_commit();
 ATTUNE_EMULATOR void wgmma_wait(unsigned pending);
 ATTUNE_EMULATOR void begin_atomic(const void* at, size_t bytes);  // others may go on first
 ATTUNE_EMULATOR void synchronize_atomic(const void* at, bool acquires, bool releases);
-// The compiler does not tell of every memcpy().
+// The compiler does not instrument every memcpy().
 ATTUNE_EMULATOR void load_watched(void* to, const void* from, size_t bytes);
 ATTUNE_EMULATOR void store_watched(void* to, const void* from, size_t bytes);
 #ifdef ATTUNE_EMULATOR_RACES

@@ -11,14 +11,14 @@ struct M16Config {
       kernels::mla_cached_row_format(Config::kProducer, Config::kHeadDimQk);
   static constexpr int kBlockM = kernels::kMlaM16Rows, kBlockN = Config::kBlockN, kStages = kFormat.stages;
   static constexpr int kRowBytes = kFormat.row_bytes, kPitch = kFormat.pitch;  // of cached rows
-  static constexpr int kMathWarps = kernels::kMlaM16MathWarps, kThreads = kernels::kMlaM16Threads;
-  static constexpr int kProducerThreads = kThreads - 32 * kMathWarps;  // a warpgroup, of which two warps load
+  static constexpr int kConsumerWarps = kernels::kMlaM16ConsumerWarps, kThreads = kernels::kMlaM16Threads;
+  static constexpr int kProducerThreads = kThreads - 32 * kConsumerWarps;  // a warpgroup, of which two warps load
   static constexpr int kProducerWarps = 2, kKeysOfProducer = kBlockN / kProducerWarps;
   static constexpr int kWorkReaders =
-      kMathWarps + kProducerWarps - 1;  // warps, without the one that fetches work tiles
-  static constexpr int kProducerRegisters = 56, kMathRegisters = 224;
-  static constexpr int kKeysOfWarp = kBlockN / kMathWarps;                // a warp's keys of S
-  static constexpr int kChannelsOfWarp = Config::kHeadDimV / kMathWarps;  // a warp's channels of O
+      kConsumerWarps + kProducerWarps - 1;  // warps, without the one that fetches work tiles
+  static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+  static constexpr int kKeysOfWarp = kBlockN / kConsumerWarps;                // a warp's keys of S
+  static constexpr int kChannelsOfWarp = Config::kHeadDimV / kConsumerWarps;  // a warp's channels of O
 
   static_assert(!Config::kTma && Config::kProducer != kernels::kMlaDequant584 && Config::kCluster == 1 &&
                     !(Config::kDense && Config::kSparse),
@@ -57,14 +57,14 @@ __device__ __forceinline__ int cached_tile_end(const WorkTile& work) {
   return work.tile_end;
 }
 
-// Of the math warps. _anew: recomputed wherever it is used, as registers are scarce.
-__device__ __forceinline__ int math_warp() {
+// Of the consumer warps. _anew: recomputed wherever it is used, as registers are scarce.
+__device__ __forceinline__ int consumer_warp() {
   return static_cast<int>(threadIdx.x) / 32 - M16Config::kProducerThreads / 32;
 }
-__device__ __forceinline__ int math_warp_anew() {
+__device__ __forceinline__ int consumer_warp_anew() {
   return static_cast<int>(ptx::kept(threadIdx.x) / 32) - M16Config::kProducerThreads / 32;
 }
 __device__ __forceinline__ int lane_anew() { return static_cast<int>(ptx::kept(threadIdx.x) % 32); }
-__device__ __forceinline__ void sync_m16_math_warps() { ptx::named_barrier_sync(1, 32 * M16Config::kMathWarps); }
+__device__ __forceinline__ void sync_m16_consumers() { ptx::named_barrier_sync(1, 32 * M16Config::kConsumerWarps); }
 
 }  // namespace attune::mla

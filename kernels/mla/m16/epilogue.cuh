@@ -8,7 +8,9 @@
 namespace attune::mla {
 
 // The lane's first channel.
-__device__ __forceinline__ int m16_channel() { return math_warp() * M16Config::kChannelsOfWarp + M16Mma::channel(); }
+__device__ __forceinline__ int m16_channel() {
+  return consumer_warp() * M16Config::kChannelsOfWarp + M16Mma::channel();
+}
 
 // Stores O relative to row_max_ref, in the layout of mla/partial_out.cuh.
 __device__ __forceinline__ void m16_store_partial(const WorkTileParams& p, const WorkTile& t, int head_tile,
@@ -17,13 +19,13 @@ __device__ __forceinline__ void m16_store_partial(const WorkTileParams& p, const
   float factors[2] = {1, 1};
   if constexpr (kFp16Partials) {
     const unsigned bounds = bounds_of_four(a.bounds());
-    float* const stats = partial_stats_at(p.partial_stats, unit, row, math_warp() / 4);
+    float* const stats = partial_stats_at(p.partial_stats, unit, row, consumer_warp() / 4);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const unsigned exponent = bounds >> (7 + 16 * h) & 0xff;
       char* const inverses = reinterpret_cast<char*>(stats + 8 * kPartialStats * h + 3);
       factors[h] = factor_of(exponent);
-      if (lane % 4 == 0) inverses[math_warp() % 4] = static_cast<char>(exponent - kToInverse);
+      if (lane % 4 == 0) inverses[consumer_warp() % 4] = static_cast<char>(exponent - kToInverse);
     }
   }
 #pragma unroll
@@ -46,11 +48,11 @@ __device__ __forceinline__ void m16_store_partial(const WorkTileParams& p, const
 __device__ __forceinline__ void m16_store_partial_stats(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                                         M16Mainloop& a) {
   const int lane = threadIdx.x % 32;
-  float* const stats = partial_stats_at(p.partial_stats, partial_idx(p, t, head_tile), lane / 4, math_warp() / 4);
+  float* const stats = partial_stats_at(p.partial_stats, partial_idx(p, t, head_tile), lane / 4, consumer_warp() / 4);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float rescale = a.final_rescale(h);
-    if (math_warp() % 4 != 0 || lane % 4 != 0) continue;
+    if (consumer_warp() % 4 != 0 || lane % 4 != 0) continue;
     float* const to = stats + 8 * kPartialStats * h;
     *reinterpret_cast<float2*>(to) = make_float2(a.row_max[h], a.row_sum[h]);
     to[2] = rescale;
@@ -68,7 +70,7 @@ __device__ __forceinline__ void m16_store_out(const WorkTileParams& p, const Wor
     if (row >= p.heads_of_tile) continue;
     const auto out = [&](int b, int e) { return a.o.blocks[b][e / 2][2 * h + e % 2] * factor; };
     factor *= common::finish_row(p, t.batch, t.q_begin, t.token_begin, head, a.row_max[h], a.row_sum[h],
-                                 math_warp() == 0 && lane % 4 == 0);
+                                 consumer_warp() == 0 && lane % 4 == 0);
     const long long at = out_at(p, t, t.token_begin, head);
 #pragma unroll
     for (int b = 0; b < M16Out::kBlocks; ++b) {

@@ -25,9 +25,9 @@ class M16Mainloop {
   M16Out o;
 
   __device__ __forceinline__ M16Mainloop(const WorkTileParams& p, const M16Smem& smem)
-      : p_(p), smem_(smem), warp_(math_warp()), lane_(threadIdx.x % 32) {}
+      : p_(p), smem_(smem), warp_(consumer_warp()), lane_(threadIdx.x % 32) {}
 
-  // Runs all tiles of a work tile. By all math warps, synced since the work tile before.
+  // Runs all tiles of a work tile. By all consumer warps, synced since the work tile before.
   __device__ __forceinline__ void run(const WorkTile& work, int head_tile) {
     operands_.load_q(p_, work, head_tile);
 #pragma unroll
@@ -62,7 +62,7 @@ class M16Mainloop {
       row_sum[h] += __shfl_xor_sync(0xffffffffu, row_sum[h], 2);
       if (t() == 0) ptx::store_shared_u32(smem_.row_sums(g() + 8 * h) + 4 * warp_, __float_as_uint(row_sum[h]));
     }
-    sync_m16_math_warps();
+    sync_m16_consumers();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float x[8];
@@ -166,7 +166,7 @@ class M16Mainloop {
 
   __device__ __forceinline__ void add_new_tokens(const WorkTile& work, int head_tile) {
     const KeyTiles key_tiles(work.num_cached, work.first_key, work.end_key);
-    sync_m16_math_warps();  // the row sums of the work tile before, if no tile came since, have been read
+    sync_m16_consumers();  // the row sums of the work tile before, if no tile came since, have been read
 #pragma unroll 1
     for (int i = max(work.tile_begin, key_tiles.num_cached_tiles); i < work.tile_end; ++i) {
       const Tile tile = tile_at(work, key_tiles, i);
@@ -184,7 +184,7 @@ class M16Mainloop {
       const float s = dot_new_token(query_row(p_, work, head_tile, own), row, lane_);
       if (lane_ == 0) ptx::store_shared_u32(smem_.row_sums(own), __float_as_uint(s));
     }
-    sync_m16_math_warps();
+    sync_m16_consumers();
     const char* const values = row + 2 * (warp_ * M16Config::kChannelsOfWarp + operands_.channel());
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -198,7 +198,7 @@ class M16Mainloop {
         x = fmaf(x, rescale, p_token * common::load_element(Config::kType, values, i / 4 * 16 + i % 4));
       }
     }
-    sync_m16_math_warps();
+    sync_m16_consumers();
   }
 
   __device__ __forceinline__ float fold_row_max(int h, float tile_max) {

@@ -2,7 +2,7 @@
 // The m16 kernel's GEMMs by mma.sync, with cached rows as operands by ldmatrix. Of one warp, with q in registers; g =
 // lane / 4, t = lane % 4.
 //
-//   load_q(p, work, head_tile)           by all math warps together
+//   load_q(p, work, head_tile)           by all consumer warps together
 //   qk_gemm(smem, stage, s)              s = (row g, keys 2 t, 2 t + 1 of the warp's), then row g + 8
 //   publish_p(smem, buffer, s)           P in place of S, to all warps
 //   pv_gemm(smem, stage, buffer, o)      o += P of all keys * V of the warp's channels

@@ -40,18 +40,18 @@ __device__ __forceinline__ float dot_new_token(const char* query, const char* ro
 // two of sixteen rows, transposed, so that lanes have two keys side by side.
 __device__ __forceinline__ unsigned m16_k_address(const M16Smem& smem, int stage) {
   const int lane = lane_anew();
-  return smem.row(stage, math_warp() * M16Config::kKeysOfWarp + lane % 8) + lane / 8 * 16;
+  return smem.row(stage, consumer_warp() * M16Config::kKeysOfWarp + lane % 8) + lane / 8 * 16;
 }
 __device__ __forceinline__ unsigned m16_v_address(const M16Smem& smem, int stage) {
   const int lane = lane_anew();
-  return smem.row(stage, lane % 16) + math_warp() * M16Config::kChannelsOfWarp * 2 + lane / 16 * 16;
+  return smem.row(stage, lane % 16) + consumer_warp() * M16Config::kChannelsOfWarp * 2 + lane / 16 * 16;
 }
 
 // P of all keys has 128 bytes a row, in vectors of 16 bytes, swizzled. The offset of row g and the lane's two keys; row
 // g + 8 is 8 * 128 further.
 __device__ __forceinline__ unsigned m16_p_offset() {
   const int lane = lane_anew();
-  return lane / 4 * 128 + (math_warp() ^ lane / 4) * 16 + lane % 4 * 4;
+  return lane / 4 * 128 + (consumer_warp() ^ lane / 4) * 16 + lane % 4 * 4;
 }
 // The row that the lane gives to ldmatrix; and the A operand of 16 keys, from there.
 __device__ __forceinline__ unsigned m16_p_row(const M16Smem& smem, unsigned buffer, int lane) {

@@ -24,11 +24,11 @@ __device__ __forceinline__ void store_out(const WorkTileParams& p, const WorkTil
     own_at = out_at(p, t, token, head);
     if (lane % 4 < 2)
       own_factor = common::finish_row(p, t.batch, t.q_begin, token, head, Config::kDequant ? own(a.row_max) : max,
-                                      Config::kDequant ? own(a.row_sum) : row_sum, math_warpgroup() == 0);
+                                      Config::kDequant ? own(a.row_sum) : row_sum, consumer_warpgroup() == 0);
   }
   __syncwarp();
   // The common path is short, because its instructions miss the instruction cache in each work tile.
-  const int channel = math_warpgroup() * Config::kChannels;
+  const int channel = consumer_warpgroup() * Config::kChannels;
   if (common::is_16_bit(Config::kOutType) && p.store_vectors) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -88,7 +88,7 @@ __device__ __forceinline__ void find_bounds(const Accumulators& a, Bounds& bound
 __device__ __forceinline__ float* own_stats(const WorkTileParams& p, const WorkTile& t, int head_tile) {
   const unsigned thread = ptx::kept(threadIdx.x) % 128;
   return partial_stats_at(p.partial_stats, partial_idx(p, t, head_tile), thread / 32 * 16 + thread % 32 / 4,
-                          math_warpgroup());
+                          consumer_warpgroup());
 }
 
 // Stores O relative to row_max_ref. nonfinite, set for fp16 partials only: rows that may have a NaN or infinity.
@@ -96,7 +96,7 @@ __device__ __forceinline__ void store_partial(const WorkTileParams& p, const Wor
                                               const Accumulators& a, bool (&nonfinite)[2]) {
   const unsigned thread = ptx::kept(threadIdx.x) % 128, lane = thread % 32;
   char* const to = partial_out_at(p.partial_out, partial_idx(p, t, head_tile), thread / 32 * 16 + lane / 4,
-                                  math_warpgroup() * Config::kChannels + lane % 4 * 2);
+                                  consumer_warpgroup() * Config::kChannels + lane % 4 * 2);
   if constexpr (kFp16Partials) {
     Bounds bounds;
     find_bounds<false>(a, bounds);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mainloop of the two math warpgroups: 64 rows against the tiles that the producers bring. A tile is K and, without
-// the rope channels, V. Tiles go in pairs A, B.
+// The mainloop of the two consumer warpgroups: 64 rows against the tiles that the producers bring. A tile is K and,
+// without the rope channels, V. Tiles go in pairs A, B.
 //
 //   S_A = Q A^T by WG0, S_B = Q B^T by WG1;  P = 2^(c (S - r)), c = scale log2 e, r the reference row max of each row
 //   WG g has half g of O's channels:  O = O 2^(c (r - r_A)) + P_A A, then O = O 2^(c (r_A - r_B)) + P_B B

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which keys a math thread's rows see. A thread has rows l / 4 and l / 4 + 8 of its warp's sixteen.
+// Which keys a consumer thread's rows see. A thread has rows l / 4 and l / 4 + 8 of its warp's sixteen.
 #pragma once
 
 #include "mla/config.cuh"

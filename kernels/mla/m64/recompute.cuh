@@ -92,14 +92,14 @@ class RecomputeNonfinite {
 #pragma unroll 1
         for (int j = 0; j < kChannelsOfLane; ++j) {
           const float v =
-              load_channel(source, key, index, at, quantized, math_warpgroup() * Config::kChannels + 32 * j + lane);
+              load_channel(source, key, index, at, quantized, consumer_warpgroup() * Config::kChannels + 32 * j + lane);
 #pragma unroll
           for (int k = 0; k < kChannelsOfLane; ++k) o[k] = k == j ? o[k] * rescale + p_key * v : o[k];
         }
       }
     }
     if (t.num_splits > 1) {
-      const int unit = partial_idx(p, t, head_tile), group = math_warpgroup();
+      const int unit = partial_idx(p, t, head_tile), group = consumer_warpgroup();
       float factor[kScalesOfHalf];
       unsigned inverses = 0;
       if constexpr (kFp16Partials) {
@@ -130,13 +130,13 @@ class RecomputeNonfinite {
     }
     float factor = 0;
     if (lane == 0)
-      factor = common::finish_row(p, t.batch, t.q_begin, token, head, row_max, row_sum, math_warpgroup() == 0);
+      factor = common::finish_row(p, t.batch, t.q_begin, token, head, row_max, row_sum, consumer_warpgroup() == 0);
     factor = __shfl_sync(0xffffffffu, factor, 0);
 #pragma unroll
     for (int j = 0; j < kChannelsOfLane; ++j) {
       common::store_element(
           Config::kOutType, p.out,
-          out_at(p, t, token, head) + (math_warpgroup() * Config::kChannels + 32 * j + lane) * p.out_dim_stride,
+          out_at(p, t, token, head) + (consumer_warpgroup() * Config::kChannels + 32 * j + lane) * p.out_dim_stride,
           o[j] * factor);
     }
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The online softmax of the two math warpgroups: row max, P and row sum of a tile, and the statistics of a whole row.
+// The online softmax of the two consumer warpgroups: row max, P and row sum of a tile, and the statistics of a row.
 #pragma once
 
 #include "common/lanes.cuh"
@@ -80,7 +80,7 @@ struct Softmax {
 // Merges the row stats of both warpgroups after the last tile: row_max becomes a score in base 2, row_sum is relative
 // to it. O stays relative to row_max_ref; rescale: its factor. scale: from S to scores in base 2.
 __device__ __forceinline__ void finalize_softmax(const Smem& smem, float scale, Accumulators& a, float (&rescale)[2]) {
-  const int warpgroup = math_warpgroup();
+  const int warpgroup = consumer_warpgroup();
   // racecheck reports the stores beside the loads of receive_p() and below: the warps of a pair sync in between.
   ptx::named_barrier_sync(warp_pair(), 64);  // all warps of the pair have read P
 #pragma unroll

@@ -11,13 +11,13 @@ namespace attune::mla {
 
 struct MmaConfig {
   static constexpr int kRows = ATTUNE_ROWS, kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
-  static constexpr int kMathThreads = kernels::kMlaMmaMathThreads, kMathWarps = kMathThreads / 32;
+  static constexpr int kConsumerThreads = kernels::kMlaMmaConsumerThreads, kConsumerWarps = kConsumerThreads / 32;
   static constexpr int kThreads = kernels::mla_mma_threads(ProblemConfig::kProducer, kRows, kKeys);
   static constexpr bool kHasCopiers = kernels::mla_mma_has_copiers(kRows);
-  static constexpr int kCopyThreads = kHasCopiers ? kThreads - kMathThreads : kThreads;
+  static constexpr int kCopyThreads = kHasCopiers ? kThreads - kConsumerThreads : kThreads;
   // Groups of warps with 32 rows at most, which wait for nobody else between two tiles.
   static constexpr int kGroups = kRows == 64 ? 2 : 1, kGroupRows = kRows / kGroups, kRowTiles = kGroupRows / 16;
-  static constexpr int kGroupWarps = kMathWarps / kGroups, kGroupThreads = 32 * kGroupWarps;
+  static constexpr int kGroupWarps = kConsumerWarps / kGroups, kGroupThreads = 32 * kGroupWarps;
   static constexpr int kChannelsOfWarp = ProblemConfig::kHeadDimV / kGroupWarps;  // of O
   // S: each warp has all rows of its group, a slice of the channels and, where warps are left, a part of the keys.
   static constexpr int kSlices = kernels::kMlaMmaSlices, kKeyParts = kGroupWarps / kSlices;
@@ -71,10 +71,12 @@ static_assert(sizeof(MmaStorage) <= kernels::mla_mma_shared_bytes(ProblemConfig:
 
 // Named barriers.
 struct MmaBarriers {
-  static constexpr int kMath = 1, kGroup = 2, kFull = kGroup + MmaConfig::kGroups, kEmpty = kFull + MmaConfig::kTiles;
+  static constexpr int kConsumers = 1, kGroup = 2, kFull = kGroup + MmaConfig::kGroups;
+  static constexpr int kEmpty = kFull + MmaConfig::kTiles;
   static_assert(kEmpty + MmaConfig::kTiles <= 16, "a block has 16 barriers");
-  // Of all warps of the products.
-  __device__ __forceinline__ static void sync_math() { ptx::named_barrier_sync(kMath, MmaConfig::kMathThreads); }
+  __device__ __forceinline__ static void sync_consumers() {
+    ptx::named_barrier_sync(kConsumers, MmaConfig::kConsumerThreads);
+  }
   __device__ __forceinline__ static void sync_group(int group) {
     ptx::named_barrier_sync(kGroup + group, MmaConfig::kGroupThreads);
   }

@@ -35,7 +35,7 @@ __device__ __forceinline__ void mma_finish_rows(const WorkTileParams& p, MmaStor
       }
     }
   }
-  MmaBarriers::sync_math();
+  MmaBarriers::sync_consumers();
 }
 
 __device__ __forceinline__ void mma_store_out(const WorkTileParams& p, const MmaStorage& shared, const MmaMainloop& a) {

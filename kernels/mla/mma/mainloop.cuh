@@ -230,7 +230,7 @@ class MmaMainloop {
   __device__ __forceinline__ void load_queries() {
     const WorkTile& t = shared_.work;
     if constexpr (MmaConfig::kShared > 0) {
-      constexpr int kLanes = MmaConfig::kMathThreads / MmaConfig::kRows, kChunks = 2 * MmaConfig::kShared;
+      constexpr int kLanes = MmaConfig::kConsumerThreads / MmaConfig::kRows, kChunks = 2 * MmaConfig::kShared;
       constexpr int kSlices = MmaConfig::kSlices;
       const int row = static_cast<int>(threadIdx.x) / kLanes, lane = static_cast<int>(threadIdx.x) % kLanes;
       const MmaRow r(p_, shared_, row);
@@ -261,7 +261,7 @@ class MmaMainloop {
       }
     }
     if constexpr (MmaConfig::kShared > 0) ptx::wait_copies<0>();
-    if constexpr (MmaConfig::kShared > 0 && MmaConfig::kHasCopiers) MmaBarriers::sync_math();
+    if constexpr (MmaConfig::kShared > 0 && MmaConfig::kHasCopiers) MmaBarriers::sync_consumers();
   }
 
   __device__ __forceinline__ int warp_of_group() const { return warp_ % MmaConfig::kGroupWarps; }

@@ -13,7 +13,7 @@ namespace attune::mla {
 __device__ __forceinline__ bool mma_find_nonfinite(const WorkTileParams& p, MmaStorage& shared, const MmaMainloop& a) {
   if (ProblemConfig::kSparse) return false;
   if (threadIdx.x < 2) shared.nonfinite[threadIdx.x] = 0;
-  MmaBarriers::sync_math();
+  MmaBarriers::sync_consumers();
   bool any = false;
 #pragma unroll
   for (int m = 0; m < MmaMainloop::kM; ++m) {
@@ -29,7 +29,7 @@ __device__ __forceinline__ bool mma_find_nonfinite(const WorkTileParams& p, MmaS
       any = true;
     }
   }
-  return ptx::named_barrier_any(MmaBarriers::kMath, MmaConfig::kMathThreads, any);
+  return ptx::named_barrier_any(MmaBarriers::kConsumers, MmaConfig::kConsumerThreads, any);
 }
 
 // One row, key by key, from what it sees. Each warp has its channels, two of them a lane.
@@ -102,7 +102,7 @@ __device__ __forceinline__ void mma_recompute_row(const WorkTileParams& p, const
 
 // By all threads of the products, after the work tile's rows are stored: stores those that are not finite again.
 __device__ __forceinline__ void mma_recompute(const WorkTileParams& p, const MmaStorage& shared) {
-  MmaBarriers::sync_math();  // what is stored again has been stored
+  MmaBarriers::sync_consumers();  // what is stored again has been stored
 #pragma unroll 1
   for (int row = 0; row < MmaConfig::kRows; ++row) {
     if ((shared.nonfinite[row / 32] >> row % 32 & 1) != 0) mma_recompute_row(p, shared, row);

@@ -7,7 +7,7 @@
 
 namespace attune::kernels {
 
-constexpr int kMlaMmaMathThreads = 256, kMlaMmaSlices = 4;  // threads of the products; slices of Q's and K's channels
+constexpr int kMlaMmaConsumerThreads = 256, kMlaMmaSlices = 4;  // slices: of Q's and K's channels
 
 // Bytes from row to row of packed rows in shared memory; 0: rows are not packed.
 ATTUNE_SHARED_FUNCTION int mla_mma_packed_pitch(int producer) {
@@ -17,8 +17,8 @@ ATTUNE_SHARED_FUNCTION int mla_mma_packed_pitch(int producer) {
 ATTUNE_SHARED_FUNCTION bool mla_mma_has_copiers(int rows) { return rows < 64; }
 // Rows of 656 bytes are decoded by eight warps where 128 registers a thread are enough and each has four keys.
 ATTUNE_SHARED_FUNCTION int mla_mma_threads(int producer, int rows, int keys) {
-  if (!mla_mma_has_copiers(rows)) return kMlaMmaMathThreads;
-  return kMlaMmaMathThreads + (producer == kMlaDequant656 && rows == 16 && keys == 32 ? 256 : 128);
+  if (!mla_mma_has_copiers(rows)) return kMlaMmaConsumerThreads;
+  return kMlaMmaConsumerThreads + (producer == kMlaDequant656 && rows == 16 && keys == 32 ? 256 : 128);
 }
 // Blocks of 16 channels of a slice whose queries stay in registers; the others are in shared memory.
 ATTUNE_SHARED_FUNCTION int mla_mma_held_blocks(int head_dim, int rows) {

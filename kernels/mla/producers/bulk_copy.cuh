@@ -2,7 +2,7 @@
 // The producer of the m16 and swap-AB kernels: two warps that copy cached rows to shared memory as they are
 // (cp.async.bulk), from a work tile's last tile to its first. Each warp has half of every tile, a row a lane. Sixteen
 // rows that are contiguous, in the cache as in shared memory, are one copy. Invalid rows, and those that no row sees,
-// are copied from zeros. The warps run ahead of the math warps as far as stages allow, into the next work tile too.
+// are copied from zeros. The warps run ahead of the consumer warps as far as stages allow, into the next work tile too.
 #pragma once
 
 #include "mla/m16/config.cuh"

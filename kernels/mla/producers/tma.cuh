@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The TMA producer: four warps, one for each half of V of each of the two stages, so that none waits for another's
-// "empty" barrier. They copy tiles from the last to the first, and run ahead of the math warpgroups as far as the
+// "empty" barrier. They copy tiles from the last to the first, and run ahead of the consumer warpgroups as far as the
 // stages allow, into the next work tile too. The first warp also fetches work tiles and copies q.
 //
 // In a cluster, each of the two blocks multicasts every other chunk of a tile to both.
@@ -108,7 +108,7 @@ class TmaProducer {
   __device__ __forceinline__ int box_of_lane() const {
     return (lane_ & ((Config::kBlockN >> p_.box_shift) - 1)) << p_.box_shift;
   }
-  // Copies slices whose region is empty. row, outer: of the lane's box. Short, as the math warpgroups wait for it.
+  // Copies slices whose region is empty. row, outer: of the lane's box. Short, as the consumer warpgroups wait for it.
   template <int kBegin, int kEnd>
   __device__ __forceinline__ void copy_slices(int kv_head, int row, int outer) const {
     const int shift = p_.box_shift;

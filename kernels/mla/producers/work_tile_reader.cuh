@@ -60,7 +60,7 @@ class WorkTileReader {
   __device__ __forceinline__ const WorkTile& work() const { return smem_.work(slot_of_work(before())); }
   __device__ __forceinline__ int head_tile() const { return smem_.head_tile(slot_of_work(before())); }
   // Issues the copies of the present work tile's q, once the one before is released. The first work tile's q comes from
-  // a math warp, which has nothing else to do yet (load_first_q).
+  // a consumer warp, which has nothing else to do yet (load_first_q).
   __device__ __forceinline__ void load_next_q() const {
     if (!is_scheduler_warp() || before() == 0) return;
     ptx::wait_phase(smem_.q_empty(), (before() + 1) % 2);

@@ -12,8 +12,8 @@ struct SwapAbConfig : M16Config {
   static constexpr int kPBytes = kBlockM * kBlockN * 2;
   static constexpr int kUnitWarp = kProducerWarps;  // the scale unit warp
   // Two softmax warpgroups, which take every other tile each; one PV warpgroup.
-  static constexpr int kThreads = kernels::kMlaSwapAbThreads, kMathWarps = 12, kSoftmaxWarps = 8;
-  static constexpr int kWorkReaders = kMathWarps + kProducerWarps;
+  static constexpr int kThreads = kernels::kMlaSwapAbThreads, kConsumerWarps = 12, kSoftmaxWarps = 8;
+  static constexpr int kWorkReaders = kConsumerWarps + kProducerWarps;
   static constexpr int kProducerRegisters = kBlockM == 16 ? 56 : 48, kSoftmaxRegisters = 136,
                        kPvRegisters = kBlockM == 16 ? 184 : 192;
 

@@ -21,7 +21,7 @@ class SwapAbEpilogue {
   __device__ __forceinline__ void store(SwapAbPv& a) const {
     const bool is_split = t_.num_splits > 1;
     if (kFp16Partials && is_split) publish_bounds(a.o);
-    sync_swap_ab_math_warps();
+    sync_swap_ab_consumers();
     const SwapAbPv::RowStats row = a.read_row_stats(lane() % SwapAbConfig::kBlockM);
     if (is_split) {
       store_partial(row, a.o);
@@ -33,7 +33,7 @@ class SwapAbEpilogue {
 
  private:
   __device__ __forceinline__ static void arrive_row_stats_read() {
-    ptx::named_barrier_arrive_unaligned(kRowStatsRead, 32 * SwapAbConfig::kMathWarps);
+    ptx::named_barrier_arrive_unaligned(kRowStatsRead, 32 * SwapAbConfig::kConsumerWarps);
   }
   __device__ __forceinline__ int lane() const { return lane_; }
   // The lane's i-th row of the M block.

@@ -22,15 +22,15 @@
 namespace attune::mla {
 
 // 0 or 1: softmax warpgroups; 2: the PV warpgroup. And the warp's number in it.
-__device__ __forceinline__ int swap_ab_warpgroup() { return math_warp() / 4; }
-__device__ __forceinline__ int swap_ab_warp() { return math_warp() % 4; }
-// Syncs all math warps; and the softmax warps.
-__device__ __forceinline__ void sync_swap_ab_math_warps() {
+__device__ __forceinline__ int swap_ab_warpgroup() { return consumer_warp() / 4; }
+__device__ __forceinline__ int swap_ab_warp() { return consumer_warp() % 4; }
+// Syncs all consumer warps; and the softmax warps.
+__device__ __forceinline__ void sync_swap_ab_consumers() {
   // With .aligned for 32 rows and new tokens: without it registers do not suffice, 136 bytes spill.
   if constexpr (SwapAbConfig::kBlockM == 32 && Config::kDense) {
-    ptx::named_barrier_sync(1, 32 * SwapAbConfig::kMathWarps);
+    ptx::named_barrier_sync(1, 32 * SwapAbConfig::kConsumerWarps);
   } else {
-    ptx::named_barrier_sync_unaligned(1, 32 * SwapAbConfig::kMathWarps);
+    ptx::named_barrier_sync_unaligned(1, 32 * SwapAbConfig::kConsumerWarps);
   }
 }
 __device__ __forceinline__ void sync_softmax_warps() { ptx::named_barrier_sync(2, 32 * SwapAbConfig::kSoftmaxWarps); }
@@ -49,9 +49,9 @@ class SwapAbQkGemm {
   __device__ __forceinline__ void load_q(const WorkTileParams& p, const WorkTile& work, int head_tile) const {
     static_assert(2 * kGroups == SwapAbConfig::kSoftmaxWarps && kRopeBlocks == kGroups,
                   "a warp has a group of half of the rows");
-    const int group = math_warp_anew() / 2, lane = lane_anew(), g = lane / 4, t = lane % 4;
+    const int group = consumer_warp_anew() / 2, lane = lane_anew(), g = lane / 4, t = lane % 4;
 #pragma unroll 1
-    for (int n = math_warp_anew() % 2; n < SwapAbConfig::kBlockM / 8; n += 2) {
+    for (int n = consumer_warp_anew() % 2; n < SwapAbConfig::kBlockM / 8; n += 2) {
       const int query = n * 8 + g;
       const char* const row = query_row(p, work, head_tile, query);
       uint2 x[kBlocksOfGroup];
@@ -228,7 +228,7 @@ struct SwapAbOut {
   SwapAbAccum blocks[kBlocks];
   // The lane's first channel of a block; its other is the next one.
   __device__ __forceinline__ static int channel(int block) {
-    return block / 2 * Packed::kGroup + math_warp_anew() % 4 * 32 + block % 2 * 16 + lane_anew() / 4 * 2;
+    return block / 2 * Packed::kGroup + consumer_warp_anew() % 4 * 32 + block % 2 * 16 + lane_anew() / 4 * 2;
   }
 };
 

@@ -133,7 +133,7 @@ class SwapAbPv {
 
   // Adds a new token. row: of its value.
   __device__ __forceinline__ void add_new_token(const char* row) {
-    sync_swap_ab_math_warps();  // its P has been written
+    sync_swap_ab_consumers();  // its P has been written
     rescale_o();
 #pragma unroll
     for (int b = 0; b < SwapAbOut::kBlocks; ++b) {
@@ -150,7 +150,7 @@ class SwapAbPv {
         }
       }
     }
-    sync_swap_ab_math_warps();
+    sync_swap_ab_consumers();
   }
 
   const WorkTileParams& p_;

@@ -13,18 +13,18 @@
 
 namespace attune::mla {
 
-// S of a new token's row and all rows of queries, spread over all math warps.
+// S of a new token's row and all rows of queries, spread over all consumer warps.
 __device__ __forceinline__ void qk_new_token(const WorkTileParams& p, const SwapAbSmem& smem, const WorkTile& work,
                                              int head_tile, const char* row) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll 1
-  for (int own = math_warp(); own < SwapAbConfig::kBlockM; own += SwapAbConfig::kMathWarps) {
+  for (int own = consumer_warp(); own < SwapAbConfig::kBlockM; own += SwapAbConfig::kConsumerWarps) {
     const float s = dot_new_token(query_row(p, work, head_tile, own), row, lane);
     if (lane == 0) ptx::store_shared_u32(smem.token(own), __float_as_uint(s));
   }
-  sync_swap_ab_math_warps();
+  sync_swap_ab_consumers();
 }
-// New tokens, one by one: there is rarely more than one. take(row): called by all math warps.
+// New tokens, one by one: there is rarely more than one. take(row): called by all consumer warps.
 template <class Take>
 __device__ __forceinline__ void for_each_new_token(const WorkTileParams& p, const SwapAbSmem& smem,
                                                    const WorkTile& work, int head_tile, const Take& take) {
@@ -65,15 +65,16 @@ class SwapAbSoftmax {
       // depend on the work tiles before.
       const unsigned begin = end - max(cached_tile_end(work) - work.tile_begin, 0);
       const int counting_warp = static_cast<int>(begin % 2) * (SwapAbConfig::kSoftmaxWarps / 2);
-      for_each_new_token(p_, smem_, work, head_tile, [&](const char*) { add_new_token(math_warp() == counting_warp); });
+      for_each_new_token(p_, smem_, work, head_tile,
+                         [&](const char*) { add_new_token(consumer_warp() == counting_warp); });
     }
   }
 
-  // Publishes the row stats to the PV warps, which read them after the next sync of all math warps. racecheck reports
-  // this beside read_row_stats(): it does not follow syncs by roles, which are an instruction each.
+  // Publishes the row stats to the PV warps, which read them after the next sync of all consumer warps. racecheck
+  // reports this beside read_row_stats(): it does not follow syncs by roles, which are an instruction each.
   __device__ __forceinline__ void publish_row_stats() {
-    ptx::store_shared_u32(smem_.row_sums(own_row()) + 4 * math_warp(), __float_as_uint(row_sum_));
-    if (math_warp() == 0)
+    ptx::store_shared_u32(smem_.row_sums(own_row()) + 4 * consumer_warp(), __float_as_uint(row_sum_));
+    if (consumer_warp() == 0)
       ptx::store_shared_two(smem_.row_max(own_row()), __float_as_uint(row_max_), __float_as_uint(row_max_ref_));
   }
 
@@ -209,12 +210,12 @@ class SwapAbSoftmax {
     row_sum_ = fmaf(row_sum_, rescale, counts ? p_token : 0.0f);
     sync_softmax_warps();  // all have read S
     // racecheck reports these beside SwapAbPv::add_new_token(), which has synced by an instruction of its own.
-    if (math_warp() == 0) {
+    if (consumer_warp() == 0) {
       ptx::store_shared_u32(smem_.rescale(own_row()), __float_as_uint(rescale));
       ptx::store_shared_u32(smem_.token(own_row()), __float_as_uint(p_token));
     }
-    sync_swap_ab_math_warps();
-    sync_swap_ab_math_warps();  // O has the new token
+    sync_swap_ab_consumers();
+    sync_swap_ab_consumers();  // O has the new token
   }
 
   __device__ __forceinline__ float fold_row_max(float tile_max) {

@@ -87,19 +87,18 @@ std::unique_ptr<BackwardPlan> make_mma_plan(const BackwardProblem& p, int32_t de
 // dtypes: of q; formats: of k and v; outputs: of the gradients.
 Coverage coverage(uint32_t dtypes, uint32_t formats, uint32_t outputs) {
   Coverage c;
-  const auto axis = [&](Axis x) -> uint32_t& { return c.axes[static_cast<int>(x)]; };
-  axis(Axis::kQueries) = use::kRagged | use::kFixed;
-  axis(Axis::kQueryDtype) = dtypes;
-  axis(Axis::kKvSource) = use::kDense;
-  axis(Axis::kKvFormat) = formats | use::kVBesideK;
-  axis(Axis::kKvScales) = use::kNoScale;
-  axis(Axis::kKvLayout) = use::kNhd;
-  axis(Axis::kMask) = use::kNoMask | use::kCausal | use::kWindow | use::kBits | use::kRanges;
-  axis(Axis::kScore) = use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kBias | use::kNewTokenBias |
-                       use::kT5 | use::kSinks;
-  axis(Axis::kPrologue) = use::kNoPrologue;
-  axis(Axis::kOutput) = outputs;
-  axis(Axis::kDeterminism) = use::kRunToRun | use::kBatchInvariant;
+  c[Axis::kQueries] = use::kRagged | use::kFixed;
+  c[Axis::kQueryDtype] = dtypes;
+  c[Axis::kKvSource] = use::kDense;
+  c[Axis::kKvFormat] = formats | use::kVBesideK;
+  c[Axis::kKvScales] = use::kNoScale;
+  c[Axis::kKvLayout] = use::kNhd;
+  c[Axis::kMask] = use::kNoMask | use::kCausal | use::kWindow | use::kKeyMasks | use::kRanges;
+  c[Axis::kScore] = use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kBias | use::kNewTokenBias |
+                    use::kT5 | use::kSinks;
+  c[Axis::kPrologue] = use::kNoPrologue;
+  c[Axis::kOutput] = outputs;
+  c[Axis::kDeterminism] = use::kRunToRun | use::kBatchInvariant;
   c.head_dim_qk_max = c.head_dim_v_max = 256;
   c.group_max = std::numeric_limits<int64_t>::max();
   return c;
@@ -107,6 +106,11 @@ Coverage coverage(uint32_t dtypes, uint32_t formats, uint32_t outputs) {
 
 Coverage coverage_of_16_bits() {
   return coverage(use::kQF16 | use::kQBf16, use::kF16 | use::kBf16, use::kOutF32 | use::kOutF16 | use::kOutBf16);
+}
+
+Kernel mma_kernel(const char* name, const Coverage& coverage) {
+  return {name,    kAttentionBackward, ATTUNE_DEVICE_CUDA,   0, coverage, nullptr, nullptr,
+          nullptr, make_mma_plan,      backward::mma_refusal};
 }
 
 }  // namespace
@@ -119,30 +123,12 @@ const Kernel& backward_kernel() {
 }
 
 const Kernel& backward_fp32_kernel() {
-  static const Kernel kernel{"cuda_backward_fp32",
-                             kAttentionBackward,
-                             ATTUNE_DEVICE_CUDA,
-                             0,
-                             coverage(use::kQF32, use::kF32, use::kOutF32),
-                             nullptr,
-                             nullptr,
-                             nullptr,
-                             make_mma_plan,
-                             backward::mma_refusal};
+  static const Kernel kernel = mma_kernel("cuda_backward_fp32", coverage(use::kQF32, use::kF32, use::kOutF32));
   return kernel;
 }
 
 const Kernel& backward_mma_kernel() {
-  static const Kernel kernel{"cuda_backward_mma",
-                             kAttentionBackward,
-                             ATTUNE_DEVICE_CUDA,
-                             0,
-                             coverage_of_16_bits(),
-                             nullptr,
-                             nullptr,
-                             nullptr,
-                             make_mma_plan,
-                             backward::mma_refusal};
+  static const Kernel kernel = mma_kernel("cuda_backward_mma", coverage_of_16_bits());
   return kernel;
 }
 

@@ -64,6 +64,18 @@ void for_each_input(const BackwardProblem& p, const Body& body) {
     body(input);
 }
 
+// Of a kernel that computes gradients; more: what it has beside the problem's own.
+Defines with_defines(const Config& c, Defines more) {
+  const Defines own = {define("ATTUNE_TYPE", c.dtype),
+                       define("ATTUNE_HEAD_DIM_QK", c.head_dim_qk),
+                       define("ATTUNE_HEAD_DIM_V", c.head_dim_v),
+                       define("ATTUNE_SCORE", c.score),
+                       define("ATTUNE_MASK", c.mask),
+                       define("ATTUNE_SINK_SHARES", c.sink_shares() ? 1 : 0)};
+  more.insert(more.end(), own.begin(), own.end());
+  return more;
+}
+
 }  // namespace
 
 const char* Config::name() const {
@@ -111,25 +123,18 @@ KernelSpec Config::row_stats_kernel() const {
 }
 KernelSpec Config::gradients_kernel(int of) const {
   const Stages s = stages(of);
-  return {
-      "backward/gradients.cu",
-      "attune_backward_gradients",
-      {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
-       define("ATTUNE_GRADIENTS", of), define("ATTUNE_X_STAGES", s.x), define("ATTUNE_Y_STAGES", s.y),
-       define("ATTUNE_SCORE", score), define("ATTUNE_MASK", mask), define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
-      static_cast<size_t>(shared_bytes(of, s))};
+  return {"backward/gradients.cu", "attune_backward_gradients",
+          with_defines(
+              *this, {define("ATTUNE_GRADIENTS", of), define("ATTUNE_X_STAGES", s.x), define("ATTUNE_Y_STAGES", s.y)}),
+          static_cast<size_t>(shared_bytes(of, s))};
 }
 KernelSpec Config::mma_kernel(int of) const {
   const MmaShape s = mma_shape(of);
-  return {
-      "backward/gradients_mma.cu",
-      "attune_backward_gradients_mma",
-      {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
-       define("ATTUNE_GRADIENTS", of), define("ATTUNE_WARPS", s.warps), define("ATTUNE_TILE", s.tile),
-       define("ATTUNE_BLOCKS_PER_SM", s.blocks_per_sm), define("ATTUNE_SCORE", score), define("ATTUNE_MASK", mask),
-       define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
-      static_cast<size_t>(kernels::mma_backward_shared_bytes(head_dim_qk, head_dim_v, of, s.rows(), s.tile,
-                                                             static_cast<int>(row_stats_bytes())))};
+  return {"backward/gradients_mma.cu", "attune_backward_gradients_mma",
+          with_defines(*this, {define("ATTUNE_GRADIENTS", of), define("ATTUNE_WARPS", s.warps),
+                               define("ATTUNE_TILE", s.tile), define("ATTUNE_BLOCKS_PER_SM", s.blocks_per_sm)}),
+          static_cast<size_t>(kernels::mma_backward_shared_bytes(head_dim_qk, head_dim_v, of, s.rows(), s.tile,
+                                                                 static_cast<int>(row_stats_bytes())))};
 }
 KernelSpec Config::store_dq_kernel() const {
   return {"backward/store_dq.cu",
@@ -139,13 +144,8 @@ KernelSpec Config::store_dq_kernel() const {
           0};
 }
 KernelSpec Config::recompute_kernel(bool of_keys) const {
-  return {
-      "backward/recompute.cu",
-      "attune_backward_recompute",
-      {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
-       define("ATTUNE_OF_KEYS", of_keys ? 1 : 0), define("ATTUNE_SCORE", score), define("ATTUNE_MASK", mask),
-       define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
-      0};
+  return {"backward/recompute.cu", "attune_backward_recompute",
+          with_defines(*this, {define("ATTUNE_OF_KEYS", of_keys ? 1 : 0)}), 0};
 }
 KernelSpec Config::sum_sinks_kernel() const { return {"backward/sum_sinks.cu", "attune_backward_sum_sinks", {}, 0}; }
 
