@@ -30,8 +30,8 @@ def refusal(capability: Capability | None, *, num_heads: int, num_kv_heads: int,
             **fields: Any) -> str | None:
     """Why no kernel takes such a decode step or such a prompt; None where all is covered.
 
-    new_tokens: the step's own among themselves, without a cache. topk: keys of a list for each token. out_dtype: of 8 bits, with one scale; None: as dtype. fields: arguments of attune.attention without arrays. With head_dim_v, V is part of K, as in
-    MLA.
+    new_tokens: the step's own among themselves, without a cache. topk: keys of a list for each token. out_dtype: of 8 bits, with one
+    scale; None: as dtype. fields: arguments of attune.attention without arrays. With head_dim_v, V is part of K, as in MLA.
     """
     asked = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size, "dtype": dtype,
              "kv_cache_dtype": kv_cache_dtype, "block_size": block_size}
