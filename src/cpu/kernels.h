@@ -44,9 +44,9 @@ struct GradientTile {
   float* d;  // [m][ld] dout V^T; becomes a * (share * d - delta), times 1 - (capped / cap)^2 if capped
   int ld;    // of capped, too; rows have room for columns up to the next multiple of 16, which become 0
   float scale2;
-  const float* lse2;   // [m]; -inf: the row sees nothing
-  const float* share;  // [m]
-  const float* delta;  // [m]
+  const float* lse2;    // [m]; -inf: the row sees nothing
+  const float* share;   // [m]
+  const float* delta;   // [m]
   const float* capped;  // [m][ld] or null: scores behind the softcap, before what was added to them
   float cap;
 };
