@@ -144,7 +144,17 @@ class Backend:
         finally:
             torch.set_default_dtype(default)
         self.bind()
-        self.out = torch.empty_like(step.q)
+        self.out, self.builder_us = torch.empty_like(step.q), 0.0
+        self.builder = self.groups[0][0].get_metadata_builder(0)
+        build = self.builder.build
+
+        def timed(*given, **named):
+            begin = time.perf_counter()
+            made = build(*given, **named)
+            self.builder_us = (time.perf_counter() - begin) * 1e6
+            return made
+
+        self.builder.build = timed
 
     def layer(self, i, backend):
         case, options = self.step.case, {"cache_config": self.config.cache_config, "prefix": f"model.layers.{i}.attn", "attn_backend": backend}
@@ -241,6 +251,7 @@ def measure(backend, device):
     begin = time.perf_counter()
     metadata = backend.build()
     found = {"build": ((None, (time.perf_counter() - begin) * 1e6))}
+    found["builder"] = None, backend.builder_us  # of the backend; build has what vLLM does around it, too
     found["attention"] = time_of(lambda: backend.attend(metadata), device)
     if not backend.step.case.mla:
         found["update"] = time_of(lambda: backend.update(metadata), device)
@@ -283,7 +294,7 @@ def compare(case, device, rounds, missing):
             values = [found[part][which] for found in record["rounds"] if part in found and found[part][which] is not None]
             return statistics.median(values) if values else None
 
-        record["us"] = {f"{where}_{part}": median(part, which) for part in ("attention", "update", "build")
+        record["us"] = {f"{where}_{part}": median(part, which) for part in ("attention", "update", "build", "builder")
                         for which, where in enumerate(("gpu", "host"))}
         ratio = {}
         for part in ("attention", "update"):

@@ -23,6 +23,7 @@ def test_every_case_is_right_and_timed(tmp_path):
     mla = vllm_layer.integration.backend_name() != "CUSTOM"
     assert [record["case"].partition("/")[0] for record in found] == ["decode", "chunk", "mla"][: 2 + mla]
     assert all(record["error"] < 0.01 and record["us"]["host_attention"] > 0 for record in found)
+    assert all(0 < record["us"]["host_builder"] < record["us"]["host_build"] for record in found)
 
 
 @pytest.mark.parametrize("method", ["forward", "do_kv_cache_update"])
