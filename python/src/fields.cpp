@@ -61,6 +61,16 @@ double to_double(const Name& name, nb::handle value) {
   return number;
 }
 
+// A number that float32 stores as 0 is refused: 0 stands for a default in many fields.
+float to_float(const Name& name, nb::handle value) {
+  const double number = to_double(name, value);
+  const float stored = static_cast<float>(number);
+  if (stored == 0 && number != 0)
+    invalid_argument(name.text() + " is " + text(nb::repr(value)) +
+                     ", which is 0 as a float32; the least that it stores is 1.4e-45");
+  return stored;
+}
+
 void fill_from_record(void* to, const Table& table, nb::handle type, const char* scope, nb::handle record,
                       Arrays* arrays);
 
@@ -91,7 +101,7 @@ void fill_field(std::byte* base, const Field& field, const char* scope, nb::hand
       *static_cast<int64_t*>(to) = to_int(name, value, INT64_MIN, INT64_MAX);
       return;
     case Kind::kFloat:
-      *static_cast<float*>(to) = static_cast<float>(to_double(name, value));
+      *static_cast<float*>(to) = to_float(name, value);
       return;
     case Kind::kDouble:
       *static_cast<double*>(to) = to_double(name, value);

@@ -80,7 +80,7 @@ Workspace::Workspace(size_t bytes, const Arrays& arrays, nb::handle given, nb::h
   array_ = given.is_none() ? arrays.allocate(bytes, stream) : nb::borrow(given);
   Arrays own;
   const attune_tensor tensor = own.view({"", "workspace"}, array_, Arrays::Use::kWrite);
-  if (tensor.dtype != ATTUNE_UINT8 || tensor.rank != 1 || tensor.stride[0] != 1)
+  if (tensor.dtype != ATTUNE_UINT8 || tensor.rank != 1 || (tensor.shape[0] > 1 && tensor.stride[0] != 1))
     invalid_argument("workspace must be a dense uint8 array of one axis");
   if (own.device().type != arrays.device().type || own.device().index != arrays.device().index)
     invalid_argument("workspace is on another device than the other arrays");

@@ -120,6 +120,8 @@ ATTENTION = [
     ((Q, K, V), {"cu_seqlens_q": [0, 5]}, TypeError, "cu_seqlens_q is <class 'list'>; an array is expected"),
     ((Q, K, V), {"prologue": {}}, TypeError, "prologue is {}; an attune.Prologue is expected"),
     ((Q, K, V), {"workspace": [1]}, TypeError, "workspace is <class 'list'>; an array is expected"),
+    ((Q, K, V), {"softmax_scale": 1e-50}, ValueError, "softmax_scale is 1e-50, which is 0 as a float32"),
+    ((Q, K, V), {"softcap": -1e-50}, ValueError, "softcap is -1e-50, which is 0 as a float32"),
     ((Q, K, V), {"scale": 1}, TypeError, "^'scale' is not an argument of this operation; did you mean softmax_scale[?]$"),
     ((Q, K, V), {"softmax_scal": 1}, TypeError, "; did you mean softmax_scale[?]$"),
     ((Q, K, V), {"attn_mask": Q}, TypeError, "; did you mean mask_bits, or attune.sdpa, which has attn_mask[?]$"),
