@@ -293,30 +293,32 @@ def test_operator_refuses_unknown_names():
 # ------------------------------------------------------------------------------------------------------------- overhead
 
 
-def best_of(function, rounds=1000, count=20):
-    """Microseconds a call, of the quietest round: short ones, as other processes may share the cores."""
-    best = float("inf")
+def best_of(*functions, rounds=1000, count=20):
+    """Microseconds a call of each, of its quietest round: short ones and in turn, as other processes may share the cores."""
+    best = [float("inf")] * len(functions)
     for _ in range(rounds):
-        start = time.perf_counter()
-        for _ in range(count):
-            function()
-        best = min(best, (time.perf_counter() - start) / count)
-    return best * 1e6
+        for i, function in enumerate(functions):
+            start = time.perf_counter()
+            for _ in range(count):
+                function()
+            best[i] = min(best[i], (time.perf_counter() - start) / count)
+    return [seconds * 1e6 for seconds in best]
 
 
 def test_overhead_of_a_decode_step(record_property):
+    """In copies of a small tensor by torch, which take 0.5 to 1.5 us: machines and their clocks differ."""
     q, cache, lengths = torch.randn(2, 4, 16), paged()[0], torch.tensor([1, 1], dtype=torch.int32)
     out = torch.empty_like(q)
     attune.set_num_threads(1)
     try:
         plan = attune.Plan(q, cache=cache, seqused_kv=lengths, out=out)
-        planned = best_of(lambda: plan.run(q=q, cache=cache, seqused_kv=lengths, out=out))
-        unplanned = best_of(lambda: attune.attention(q, cache=cache, seqused_kv=lengths))
+        planned, unplanned, copy = best_of(lambda: plan.run(q=q, cache=cache, seqused_kv=lengths, out=out),
+                                           lambda: attune.attention(q, cache=cache, seqused_kv=lengths), lambda: out.copy_(q))
     finally:
         attune.set_num_threads(0)
     record_property("planned_us", planned)
     record_property("unplanned_us", unplanned)
-    assert planned < 10 and unplanned < 40, (planned, unplanned)  # with the attention itself, of two keys
+    assert planned < 11 * copy and unplanned < 30 * copy, (planned, unplanned, copy)  # with the attention itself, of two keys
 
 
 # ----------------------------------------------------------------------------------------------------------------- CUDA
