@@ -63,7 +63,7 @@ class EmulatedPrefill : public tests::Emulated {
     }
     const bool prepares = attention::prepares_rows(given, rows_are);
     prefill::Config c =
-        prefill::choose_config(prepares ? attention::after_prologue(given, nullptr, rows_are) : given, kBlocks);
+        prefill::choose_config(prepares ? attention::after_prologue(given, nullptr, rows_are) : given, blocks_);
     const size_t own_bytes = c.workspace_bytes();
     cases::Workspace workspace(cases::host_memory(), own_bytes + attention::prologue_bytes(given, rows_are));
     std::byte* const rows = static_cast<std::byte*>(workspace.buffer.device()) + own_bytes;
@@ -90,7 +90,8 @@ class EmulatedPrefill : public tests::Emulated {
     try {
       emulate_schedule(c, params);
       splits_ = params.list->num_split_tiles;
-      if (twist == Twist::kOneBlock) c.blocks = 1;
+      cluster_ = c.cluster;
+      if (twist == Twist::kOneBlock) c.blocks = c.cluster;
       for (int i = 0; i < layers; ++i) {
         if (prepares)
           for (const PrepareProblem& op : attention::launches_before(given, rows, rows_are))
@@ -103,7 +104,11 @@ class EmulatedPrefill : public tests::Emulated {
     if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
     return cases::compare(problem, expected, ATTUNE_DEVICE_CUDA).failure;
   }
-  static inline int splits_ = 0;  // split row blocks of the last case
+  void TearDown() override { blocks_ = kBlocks; }
+
+  static inline int blocks_ = kBlocks;  // of the grid
+  static inline int splits_ = 0;        // split row blocks of the last case
+  static inline int cluster_ = 0;       // blocks of a cluster of the last case
 };
 
 }  // namespace attune::cuda

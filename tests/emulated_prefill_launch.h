@@ -22,12 +22,15 @@ inline void emulate_attention(const Problem& p, const prefill::Config& c, const 
   void* const kernel = emulator::find_kernel(c.main_kernel());
   const kernels::Fp32Rows vec4 = prefill::fp32_rows(p);
   const prefill::Maps m = prefill::describe_maps(p, c);
-  emulator::run(static_cast<unsigned>(c.blocks), static_cast<unsigned>(c.threads()), [&] {
-    if (c.fp32()) return reinterpret_cast<Fp32Kernel>(kernel)(params, vec4);
-    reinterpret_cast<MainKernel>(kernel)(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k),
-                                         emulator::tensor_map(m.v), emulator::tensor_map(m.dense_k),
-                                         emulator::tensor_map(m.dense_v));
-  });
+  emulator::run(
+      static_cast<unsigned>(c.blocks), static_cast<unsigned>(c.threads()),
+      [&] {
+        if (c.fp32()) return reinterpret_cast<Fp32Kernel>(kernel)(params, vec4);
+        reinterpret_cast<MainKernel>(kernel)(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k),
+                                             emulator::tensor_map(m.v), emulator::tensor_map(m.dense_k),
+                                             emulator::tensor_map(m.dense_v));
+      },
+      static_cast<unsigned>(c.cluster));
 }
 
 }  // namespace attune::cuda

@@ -162,27 +162,15 @@ struct Smem : common::SharedView<SharedStorage> {
   }
 
   // In a cluster: the distance from a shared address to the same place in the other block.
-  __device__ __forceinline__ unsigned to_other() const {
-    return ptx::shared_in_block(base, 1 - ptx::cluster_rank()) - base;
-  }
-  // A ring through which the cluster's first block sends tile indices to the other by DSMEM
-  // (scheduler/tile_scheduler.cuh). Its four entries suffice: the first block fetches a work tile while it loads the
-  // one before, and has loaded the one before that, so both blocks have read the index of three before.
+  __device__ __forceinline__ unsigned to_other() const { return scheduler::to_other_block(*this); }
+  // scheduler/tile_idx_ring.cuh. Four entries suffice: the first block fetches a work tile while it loads the one
+  // before, and has loaded the one before that, so both blocks have read the index of three before.
+  static constexpr unsigned kTileIdxSlots = kernels::kMlaTileIdxSlots;
   __device__ __forceinline__ unsigned tile_idx(unsigned n) const {
-    return ATTUNE_SHARED_AT_INDEX(SharedStorage, tile_idx, n % kernels::kMlaTileIdxSlots);
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, tile_idx, n % kTileIdxSlots);
   }
   __device__ __forceinline__ unsigned tile_idx_full(unsigned n) const {
-    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.tile_idx_full, n % kernels::kMlaTileIdxSlots);
-  }
-  __device__ __forceinline__ void send_tile_idx(unsigned n, int x) const {
-    const unsigned there = to_other();
-    ptx::store_async(tile_idx(n) + there, static_cast<unsigned>(x), tile_idx_full(n) + there);
-  }
-  __device__ __forceinline__ int receive_tile_idx(unsigned n) const {
-    if (threadIdx.x % 32 == 0) ptx::arrive_expecting(tile_idx_full(n), 4);
-    __syncwarp();
-    ptx::wait_phase(tile_idx_full(n), n / kernels::kMlaTileIdxSlots % 2);
-    return static_cast<int>(ptx::load_shared_u32(tile_idx(n)));
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.tile_idx_full, n % kTileIdxSlots);
   }
 };
 

@@ -58,7 +58,7 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
       for (int half = 0; half < 3; ++half) ptx::init_barrier(smem.k_empty(stage, half), 4 * Config::kCluster);
     }
     scheduler::init_work_barriers(smem, Config::kWorkReaders);
-    for (int i = 0; i < kernels::kMlaTileIdxSlots; ++i) ptx::init_barrier(smem.tile_idx_full(i), 1);
+    scheduler::init_tile_idx_barriers(smem);
     ptx::init_barrier(smem.q_full(), 1);
     ptx::init_barrier(smem.q_empty(), Config::kConsumerWarps);
     for (int warp = 0; warp < 4; ++warp) ptx::init_barrier(smem.partial_full(warp), 1);

@@ -42,8 +42,8 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
     for (int i = 0; i < Config::kStages; ++i) {
       ptx::init_barrier(smem.k_full(i), kKeyWriters);
       ptx::init_barrier(smem.v_full(i), kValueWriters);
-      ptx::init_barrier(smem.k_empty(i), Config::kConsumerWarps);
-      ptx::init_barrier(smem.v_empty(i), Config::kConsumerWarps);
+      ptx::init_barrier(smem.k_empty(i), Config::kCluster * Config::kConsumerWarps);
+      ptx::init_barrier(smem.v_empty(i), Config::kCluster * Config::kConsumerWarps);
     }
     scheduler::init_work_barriers(smem, Config::kWorkReaders);
     for (int i = 0; i < Config::kRawStages; ++i) {
@@ -54,10 +54,25 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
       ptx::init_barrier(smem.q_full(i), kQueryWriters);
       ptx::init_barrier(smem.q_empty(i), Config::kConsumerWarps);
     }
-    ptx::init_barrier(smem.edge(), 1);
+    for (int i = 0; i < kEdgeBarriers; ++i) ptx::init_barrier(smem.edge(i), 1);
+    scheduler::init_tile_idx_barriers(smem);
     ptx::publish_barriers();
   }
-  __syncthreads();
+  if constexpr (Config::kCluster == 1) {
+    __syncthreads();
+  } else {
+    ptx::cluster_barrier();
+  }
+}
+
+// Called by a consumer warp that has read a stage of K or V. In a cluster both producers write it.
+__device__ __forceinline__ void release_stage(unsigned empty) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (Config::kCluster == 1) {
+    if (lane == 0) ptx::arrive(empty);
+  } else {
+    if (lane < Config::kCluster) ptx::arrive_in_cluster(ptx::shared_in_block(empty, lane));
+  }
 }
 
 // Called by all consumer threads before their first work tile.

@@ -36,6 +36,9 @@ using scheduler::KeyTiles, scheduler::Tile, scheduler::TileScheduler, scheduler:
 #ifndef ATTUNE_QUERY_STAGES
 #define ATTUNE_QUERY_STAGES 1
 #endif
+#ifndef ATTUNE_CLUSTER
+#define ATTUNE_CLUSTER 1
+#endif
 
 struct Config {
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
@@ -65,6 +68,9 @@ struct Config {
   static constexpr int kGather = ATTUNE_GATHER;
   static constexpr bool kGathers = kGather > 0;
   static constexpr bool kXpackedK = kXpacked && !kQuantized && !kGathers;  // K is read by wgmma without swizzle
+  // Two blocks form a cluster. They have the same tokens, each half of the query heads of one KV head, and so the same
+  // tiles of keys: each block copies half of the lines of a tile, by multicast to both.
+  static constexpr int kCluster = ATTUNE_CLUSTER;
   // 8-bit values are exact in fp16, and two convert in one instruction. bf16 queries become fp16 to match
   // (fp16_queries.cuh). K and V are never scaled themselves, which would round them. A scale per tensor or head
   // multiplies the scores (K) and O (V), and P is fp16. Scales per token multiply scores and P; such a P would overflow
@@ -145,6 +151,9 @@ struct Config {
   static_assert(kKeys <= 128 || kMask == 0, "masks have a bit for each of a thread's keys in one word");
   static_assert(!kOverlapNextQK || kPrecomputeMask, "S of the next work tile needs registers during the epilogue");
   static_assert(kQueryStages <= 2 && kValueStages > 0, "at most two stages of q; the second takes one of V");
+  static_assert(kCluster == 1 || (kCluster == 2 && kElementSize == 2 && kCached && !kQuantized && !kGathers &&
+                                  !kXpacked && kBlocksQk % 2 == 0 && kBlocksV % 2 == 0),
+                "pairs share the lines of a 16-bit cache that the TMA copies");
 };
 
 using Tiles = KeyTiles<Config::kKeys, Config::kCached>;

@@ -391,7 +391,7 @@ class Mainloop : Softmax {
     if (threadIdx.x % 32 == 0) ptx::arrive(smem_.q_empty(Config::kOverlapNextQK ? q_pipe_.stage ^ 1 : 0));
   }
   __device__ __forceinline__ void release_v() {
-    if (threadIdx.x % 32 == 0) ptx::arrive(smem_.v_empty(v_pipe_.stage));
+    release_stage(smem_.v_empty(v_pipe_.stage));
     v_pipe_.next<Config::kValueStages>();
   }
 

@@ -71,7 +71,7 @@ __device__ __forceinline__ int Mainloop::run_softcap_small(int least, int i, int
     redo = true;
   };
   const auto release_pending = [&] {
-    if (has_pending && threadIdx.x % 32 == 0) ptx::arrive(smem_.k_empty(pending.stage));
+    if (has_pending) release_stage(smem_.k_empty(pending.stage));
   };
   for (; i >= least; --i) {
     const KDescriptor<kCacheForm> k = k_descriptor<kCacheForm>();

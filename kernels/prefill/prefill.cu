@@ -16,7 +16,8 @@
 //
 // Barriers: q and each stage of K and V have a full barrier (one arrival and the bytes of the copies) and an empty
 // barrier (one lane of each of the eight consumer warps arrives). With two stages of q, q is counted by the full
-// barrier of its work tile's first K. Tiles of an 8-bit cache arrive in a ring of raw stages; three dequant warps
+// barrier of its work tile's first K. Of a 16-bit cache, two blocks may copy a tile together, by multicast
+// (Config::kCluster); both count its bytes, and the consumer warps of both release the stages of both. Tiles of an 8-bit cache arrive in a ring of raw stages; three dequant warps
 // beside the producer convert them to K and V (dequant.cuh). Four warps gather a cache that the TMA cannot copy
 // (producer_gather.cuh). Work tiles pass through three slots with full and empty barriers, too.
 #include "prefill/block.cuh"
@@ -119,4 +120,6 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
     ptx::take_registers<Config::kConsumerRegisters>();
     run_math(p, smem);
   }
+  // A block must not end while the other one writes to its shared memory.
+  if constexpr (Config::kCluster > 1) ptx::cluster_barrier();
 }

@@ -23,11 +23,19 @@ ATTUNE_SHARED_FUNCTION int prefill_rows(int head_dim_qk, int head_dim_v, int ele
   return element_size == 4 && (head_dim_qk > 128 || head_dim_v > 128) ? 64 : 128;
 }
 
+// In a cluster: the barriers of V's edge tiles; and the ring of tile indices. The first block sends an index while it
+// begins a work tile. It has loaded the one before, whose last stage the other block had released, so that one is at
+// most as many work tiles behind as there are stages, four, and one.
+ATTUNE_SHARED_FUNCTION int prefill_edge_barriers(int cluster, int value_stages) {
+  return cluster > 1 ? value_stages : 1;
+}
+ATTUNE_SHARED_FUNCTION int prefill_tile_idx_slots(int cluster) { return cluster > 1 ? 8 : 0; }
+
 // sizeof(prefill::SharedStorage), which asserts it. raw_stages: of 8-bit tiles; 0 where there are none. element_size:
 // of q. With fp8 only V passes through raw stages and has a line of 128 keys a channel. fp32 numbers are three bf16
 // (bf16x3).
 ATTUNE_SHARED_FUNCTION int prefill_shared_bytes(int rows, int keys, int stages, int raw_stages, int head_dim_qk,
-                                                int head_dim_v, int element_size, int query_stages = 1) {
+                                                int head_dim_v, int element_size, int query_stages = 1, int cluster = 1) {
   const bool fp8 = element_size == 1;
   const int bf16_parts = element_size == 4 ? 3 : 1, line = fp8 ? 128 : 64;
   const int blocks_qk = (head_dim_qk + line - 1) / line * bf16_parts,
@@ -35,10 +43,12 @@ ATTUNE_SHARED_FUNCTION int prefill_shared_bytes(int rows, int keys, int stages, 
   const int q = query_stages * blocks_qk * rows * 128, k = stages * blocks_qk * keys * 128;
   const int v = (stages - (query_stages - 1)) * (fp8 ? align_up(head_dim_v, 32) : blocks_v * keys) * 128;
   const int raw = raw_stages * raw_bytes(keys, fp8 ? head_dim_v : head_dim_qk, head_dim_v);
-  const int barriers = align_up((4 * stages + 2 * raw_stages + 2 * kWorkSlots + 1 + 2 * query_stages) * 8, 16);
+  const int edges = prefill_edge_barriers(cluster, stages - (query_stages - 1)), ring = prefill_tile_idx_slots(cluster);
+  const int barriers =
+      align_up((4 * stages + 2 * raw_stages + 2 * kWorkSlots + edges + 2 * query_stages + ring) * 8, 16);
   const int masks = (stages + raw_stages) * align_up(4 + keys / 8, 16), over_cap = 16;
   const int limits = fp8 ? rows * 2 * 16 : 0, scales = !fp8 && raw_stages > 0 ? stages * 2 * keys * 4 : 0;
-  const int slots = kWorkSlots * static_cast<int>(sizeof(WorkSlot)), is_last = 16;
+  const int slots = kWorkSlots * static_cast<int>(sizeof(WorkSlot)), is_last = align_up(8 + ring * 4, 16);
   return align_up(q + k + v + raw + barriers + masks + over_cap + limits + scales + slots + is_last, 1024);
 }
 

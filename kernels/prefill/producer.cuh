@@ -27,7 +27,7 @@ class Producer {
       : p_(p), maps_(maps), smem_(smem), lane_(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void run() {
-    TileScheduler<Smem, 1, Config::kCached> scheduler(p_, smem_);
+    TileScheduler<Smem, Config::kCluster, Config::kCached && Config::kCluster == 1> scheduler(p_, smem_);
     for (int slot = scheduler.next(); slot >= 0; slot = scheduler.next()) load(slot);
   }
 
@@ -158,6 +158,20 @@ class Producer {
     return find_box(work, tile, b.first + min(lane_ % kBoxLanes, b.count - 1), values).page;
   }
 
+  // Whether this block copies a line of channels. In a cluster the other block copies every second one.
+  __device__ __forceinline__ static bool copies(int block) {
+    return Config::kCluster == 1 || block % Config::kCluster == ptx::cluster_rank();
+  }
+  // One box, to this block, or to both blocks of a cluster.
+  __device__ __forceinline__ static void copy_box(unsigned to, const ptx::TensorMap& map, unsigned barrier, int c0,
+                                                  int c1, int c2, int c3) {
+    if constexpr (Config::kCluster == 1) {
+      ptx::tma_load(to, map, barrier, c0, c1, c2, c3);
+    } else {
+      ptx::tma_load_multicast((1u << Config::kCluster) - 1, to, map, barrier, c0, c1, c2, c3);
+    }
+  }
+
   // Copies a tile of dense keys, which is one box. more: further bytes that the barrier expects.
   template <int kBlocks>
   __device__ __forceinline__ void copy_dense(const WorkTile& work, const Tile& tile, const ptx::TensorMap& map,
@@ -168,8 +182,10 @@ class Producer {
       ptx::arrive_expecting(barrier, (any ? kBlocks * Config::kKeys * 128 : 0) + more);
       if (any) {
 #pragma unroll
-        for (int i = 0; i < kBlocks; ++i)
-          ptx::tma_load(to + i * Config::kKeys * 128, map, barrier, Config::kChannelsPerLine * i, kv_head, row, outer);
+        for (int i = 0; i < kBlocks; ++i) {
+          if (copies(i))
+            copy_box(to + i * Config::kKeys * 128, map, barrier, Config::kChannelsPerLine * i, kv_head, row, outer);
+        }
       }
     }
     __syncwarp();
@@ -184,15 +200,15 @@ class Producer {
     const int block = lane_ / kBoxLanes;
     if (lane_ == 0) ptx::arrive_expecting(barrier, b.count * kBlocks * b.keys * kPitch);
     __syncwarp();
-    if (block < kBlocks) {
+    if (block < kBlocks && copies(block)) {
 #pragma unroll 1
       for (int i = lane_ % kBoxLanes; i < b.count; i += kBoxLanes) {
         const int box = b.first + i;
         if (i >= kBoxLanes) page = find_box(work, tile, box, values).page;
         // An invalid page becomes one beyond the tensor, which the TMA fills with zeros.
         const int outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
-        ptx::tma_load(to + box * b.keys * kPitch + block * Config::kKeys * kPitch, map, barrier, kChannels * block,
-                      kv_head, slot_in_page(p_, tile.start + box * b.keys), outer);
+        copy_box(to + box * b.keys * kPitch + block * Config::kKeys * kPitch, map, barrier, kChannels * block, kv_head,
+                 slot_in_page(p_, tile.start + box * b.keys), outer);
       }
     }
     __syncwarp();
@@ -296,13 +312,14 @@ class Producer {
     v_pipe_.next<Config::kValueStages>();
     if (Config::kFp8 || (Config::kQuantized && tile.cached))
       return load_quantized<Config::kHeadDimV, true>(work, kv_head, tile, page);
-    const unsigned full = smem_.v_full(pipe.stage), at = smem_.v(pipe.stage);
+    const unsigned full = smem_.v_full(pipe.stage), at = smem_.v(pipe.stage), edge = smem_.edge(pipe.stage);
     const bool whole = tile.low == tile.start && tile.high == tile.start + Config::kKeys;
     ptx::wait_phase(smem_.v_empty(pipe.stage), pipe.phase ^ 1);
-    copy<Config::kBlocksV>(work, tile, page, true, at, whole ? full : smem_.edge(), kv_head);
+    copy<Config::kBlocksV>(work, tile, page, true, at, whole ? full : edge, kv_head);
     if (whole) return;
-    ptx::wait_phase(smem_.edge(), edge_phase_);
-    edge_phase_ ^= 1;
+    const int bit = Config::kCluster > 1 ? pipe.stage : 0;
+    ptx::wait_phase(edge, edge_phases_ >> bit & 1);
+    edge_phases_ ^= 1u << bit;
     if (Config::kXpackedK && tile.cached) {
       zero_v_columns<32>(at, tile.low - tile.start, tile.high - tile.start, lane_);
     } else {
@@ -369,7 +386,7 @@ class Producer {
   const int lane_;
   PipelineState q_pipe_, k_pipe_, v_pipe_, raw_pipe_;
   PipelineState last_raw_{0, 1};  // the last raw stage used; initially one that counts as read
-  unsigned edge_phase_ = 0;
+  unsigned edge_phases_ = 0;  // a bit for each barrier
 };
 
 }  // namespace attune::prefill

@@ -12,12 +12,17 @@ namespace attune::prefill {
 struct RingBarriers {
   kernels::Barrier full, empty;
 };
+constexpr int kEdgeBarriers = kernels::prefill_edge_barriers(Config::kCluster, Config::kValueStages),
+              kTileIdxSlots = kernels::prefill_tile_idx_slots(Config::kCluster);
 struct alignas(16) Barriers {
   kernels::Barrier k_full[Config::kStages], k_empty[Config::kStages], v_full[Config::kStages], v_empty[Config::kStages];
   kernels::Barrier work_full[kernels::kWorkSlots], work_empty[kernels::kWorkSlots];
   kernels::Barrier q_full[Config::kQueryStages], q_empty[Config::kQueryStages];
-  kernels::Barrier edge;  // the producer's own: tiles of V whose invisible rows it zeroes before it commits them
+  // The producer's own: tiles of V whose invisible rows it zeroes before it commits them. In a cluster one a stage, as
+  // the other block may copy the next such tile before this one has arrived.
+  kernels::Barrier edge[kEdgeBarriers];
   [[no_unique_address]] kernels::SharedArray<RingBarriers, Config::kRawStages> raw;
+  [[no_unique_address]] kernels::SharedArray<kernels::Barrier, kTileIdxSlots> tile_idx_full;
 };
 
 // Keys of a tile on pages that do not exist: one bit a key. The bits are valid where `any` is not 0.
@@ -45,13 +50,14 @@ struct SharedStorage {
   using Slot = kernels::WorkSlot;
   Slot slots[kernels::kWorkSlots];
   alignas(16) int is_last;  // whether this block finished the last split of a row block
+  [[no_unique_address]] kernels::SharedArray<unsigned, kTileIdxSlots> tile_idx;
   kernels::ScheduleCheck check;
 };
 
 static_assert(sizeof(SharedStorage) == kernels::prefill_shared_bytes(Config::kRows, Config::kKeys, Config::kStages,
                                                                      Config::kRawStages, Config::kHeadDimQk,
                                                                      Config::kHeadDimV, Config::kElementSize,
-                                                                     Config::kQueryStages),
+                                                                     Config::kQueryStages, Config::kCluster),
               "the host asks for another size");
 static_assert(sizeof(SharedStorage) <= kernels::kMostSharedBytes, "more shared memory than a block can have");
 
@@ -86,7 +92,17 @@ struct Smem : common::SharedView<SharedStorage> {
   __device__ __forceinline__ unsigned q_empty(int stage = 0) const {
     return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.q_empty, stage);
   }
-  __device__ __forceinline__ unsigned edge() const { return ATTUNE_SHARED_AT(SharedStorage, barriers.edge); }
+  __device__ __forceinline__ unsigned edge(int stage) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.edge, Config::kCluster > 1 ? stage : 0);
+  }
+  // scheduler/tile_idx_ring.cuh
+  static constexpr unsigned kTileIdxSlots = prefill::kTileIdxSlots;
+  __device__ __forceinline__ unsigned tile_idx(unsigned n) const {
+    return ATTUNE_SHARED_AT(SharedStorage, tile_idx) + n % max(kTileIdxSlots, 1u) * 4;
+  }
+  __device__ __forceinline__ unsigned tile_idx_full(unsigned n) const {
+    return ATTUNE_SHARED_AT(SharedStorage, barriers.tile_idx_full) + n % max(kTileIdxSlots, 1u) * 8;
+  }
   __device__ __forceinline__ unsigned raw_full(int stage) const {
     return ATTUNE_SHARED_AT(SharedStorage, barriers.raw) + stage * static_cast<int>(sizeof(RingBarriers));
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "prefill/accumulators.cuh"
+#include "prefill/block.cuh"
 #include "prefill/softmax_ops.cuh"
 #include "ptx/convert.cuh"
 
@@ -276,7 +277,7 @@ class Softmax {
 
   __device__ __forceinline__ void release_k() {
     if (Config::kCached) __syncwarp();  // all lanes have read the scales and masks beside K
-    if (threadIdx.x % 32 == 0) ptx::arrive(smem_.k_empty(k_pipe_.stage));
+    release_stage(smem_.k_empty(k_pipe_.stage));
     k_pipe_.next<Config::kStages>();
   }
 

@@ -6,6 +6,7 @@
 #include "common/work_tile_params.h"
 #include "ptx/atomic.cuh"
 #include "ptx/barrier.cuh"
+#include "scheduler/tile_idx_ring.cuh"
 
 namespace attune::scheduler {
 
@@ -48,8 +49,7 @@ __device__ __forceinline__ void run_work_tiles(const Smem& smem, const Run& run)
 // work_empty(slot).
 //
 // kCluster: the blocks of a cluster take the same work tile, each with its own of kCluster neighbouring head tiles. The
-// first block takes tiles and sends them to the other by DSMEM: Smem also has send_tile_idx(n, tile_idx) and
-// receive_tile_idx(n), the n-th in order.
+// first block takes tiles and sends them to the other by DSMEM (tile_idx_ring.cuh), the n-th in order.
 //
 // kShort: for calls so short that the latency of the first work tile matters. All head tiles of a work tile go together
 // (bytes_of_key is 0). The list and the first work tile are read before the previous kernels have ended: the schedule,
@@ -58,7 +58,7 @@ __device__ __forceinline__ void run_work_tiles(const Smem& smem, const Run& run)
 // (balanced.cuh).
 template <class Smem, int kCluster = 1, bool kBeside = false, bool kShort = false>
 class TileScheduler {
-  static_assert(kShort || kCluster == 1, "clusters begin with first()");
+  static_assert(!kBeside || kCluster == 1, "in a cluster the first tile is that of the index");
 
  public:
   // 16-byte vectors of a work tile, one a lane.
@@ -99,8 +99,8 @@ class TileScheduler {
   __device__ __forceinline__ int next() {
     if constexpr (kShort) return next_short();
     const bool first = count_ == 0;
-    const int heads_at_a_time = max(p_.list->heads_at_a_time, 1), num_work_tiles = p_.list->num_work_tiles;
-    const int head_tiles = p_.num_head_tiles;
+    const int heads_at_a_time = max(p_.list->heads_at_a_time / kCluster, 1), num_work_tiles = p_.list->num_work_tiles;
+    const int head_tiles = p_.num_head_tiles / kCluster;
     const int num_tiles = num_work_tiles * head_tiles;  // the host refuses more than 2^31
     if (first && is_beside() && lane_ == 0) next_ = count_tile(num_tiles);
     const int tile_idx = next_tile_idx(num_tiles);
@@ -112,9 +112,12 @@ class TileScheduler {
     const int section = tile_idx / (num_work_tiles * heads_at_a_time), first_head = section * heads_at_a_time;
     const int within = tile_idx - section * num_work_tiles * heads_at_a_time;
     const int heads = min(heads_at_a_time, head_tiles - first_head);
-    if (lane_ == 0) next_ = count_tile(num_tiles);  // ahead of time
+    if (lane_ == 0 && rank() == 0) {  // ahead of time
+      next_ = count_tile(num_tiles);
+      if constexpr (kCluster > 1) send_tile_idx(smem_, count_, static_cast<int>(next_));
+    }
     const int work = within / heads;
-    return publish(p_.work_tiles + work, first_head + within % heads);
+    return publish(p_.work_tiles + work, (first_head + within % heads) * kCluster + rank());
   }
 
   // For a warp that only counts work tiles.
@@ -159,13 +162,16 @@ class TileScheduler {
   __device__ __forceinline__ int next_tile_idx(int num_tiles) {
     if constexpr (kCluster == 1) {
       return __shfl_sync(0xffffffffu, static_cast<int>(next_), 0);
+    } else if constexpr (!kShort) {
+      if (rank() != 0 && count_ > 0) return receive_tile_idx(smem_, count_ - 1);
+      return __shfl_sync(0xffffffffu, static_cast<int>(next_), 0);
     } else {
       int tile_idx;
       if (has_one_round(num_tiles)) return num_tiles;
-      if (rank() != 0) return smem_.receive_tile_idx(count_ - 1);
+      if (rank() != 0) return receive_tile_idx(smem_, count_ - 1);
       if (lane_ == 0) {
         tile_idx = static_cast<int>(count_tile(num_tiles));
-        smem_.send_tile_idx(count_ - 1, tile_idx);
+        send_tile_idx(smem_, count_ - 1, tile_idx);
       }
       return __shfl_sync(0xffffffffu, tile_idx, 0);
     }

@@ -19,7 +19,10 @@ if not torch.cuda.is_available():
 
 PROGRAM = pathlib.Path(__file__).parent / "vllm_contract/whole_engine.py"
 OWN = {"llama": "FLASH_ATTN", "gpt_oss": "FLASH_ATTN", "deepseek": "FLASHMLA"}
-OURS = [("llama", "ATTUNE", "eager"), ("llama", "ATTUNE", "graphs"), ("gpt_oss", "ATTUNE", "eager"), ("deepseek", "ATTUNE_MLA", "eager")]
+OURS = [("llama", "ATTUNE", "eager"), ("llama", "ATTUNE", "graphs"), ("gpt_oss", "ATTUNE", "eager"), ("deepseek", "ATTUNE_MLA", "eager"),
+        ("deepseek", "ATTUNE_MLA", "graphs")]
+if torch.cuda.device_count() > 1:
+    OURS.append(("deepseek", "ATTUNE_MLA", "dcp2"))
 SECONDS = 300  # for all engines together, which compile their kernels at once
 NEAR = 0.15  # in logits: two that are closer may change places, by the rounding of bfloat16
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's LLM class over a tiny model of random weights: what it generates greedily. Run by test_vllm_engine.py, on a GPU.
 
-usage: whole_engine.py FOLDER, which writes the models there; whole_engine.py FOLDER MODEL BACKEND eager|graphs, which writes the tokens
-and the gaps between the two best logits to FOLDER/MODEL-BACKEND-eager.json. An engine in a process of its own each time.
+usage: whole_engine.py FOLDER, which writes the models there; whole_engine.py FOLDER MODEL BACKEND eager|graphs|dcp2, which writes the
+tokens and the gaps between the two best logits to FOLDER/MODEL-BACKEND-eager.json. An engine in a process of its own each time. dcp2: two
+GPUs, each with half of the heads and every second token of the cache (decode context parallelism).
 """
 
 import json
@@ -28,11 +29,15 @@ def write(model, folder):
     tiny_models.make(MODELS[model]).to(torch.bfloat16).save_pretrained(folder / model)
 
 
-def generate(folder, model, backend, graphs):
+def generate(folder, model, backend, way):
     from vllm import LLM, SamplingParams
 
     how = {"enforce_eager": True}
-    if graphs:  # full graphs without a compiler
+    if way == "tp2":
+        how |= {"tensor_parallel_size": 2, "disable_custom_all_reduce": True}
+    if way == "dcp2":
+        how |= {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "disable_custom_all_reduce": True}
+    if way == "graphs":  # full graphs without a compiler
         how = {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1, 2, 4, 8]},
                "kernel_config": {"enable_jit_warmup": False}}
     llm = LLM(model=str(folder / model), skip_tokenizer_init=True, dtype="bfloat16", attention_backend=backend, max_model_len=1024,
@@ -55,7 +60,7 @@ def main(folder, *run):
             write(model, folder)
         return
     model, backend, how = run
-    requests = generate(folder, model, backend, how == "graphs")
+    requests = generate(folder, model, backend, how)
     (folder / f"{'-'.join(run)}.json").write_text(json.dumps(requests))
     sys.stdout.flush()
     os._exit(0)  # what is left is only to be torn down

@@ -21,7 +21,8 @@ namespace {
 using attention::kAlignment;
 
 constexpr int kMaxShared = 232448;
-constexpr int kFewestTiles = 4;  // of a split
+constexpr int kFewestTiles = 4;           // of a split
+constexpr int kFewestTokensOfPairs = 64;  // of a sequence, in the mean
 
 using kernels::kScaleFirst;
 
@@ -103,7 +104,7 @@ bool gathers(const Problem& p) {
 
 size_t Config::shared_bytes() const {
   return static_cast<size_t>(kernels::prefill_shared_bytes(rows, keys, stages, raw_stages, head_dim_qk, head_dim_v,
-                                                           static_cast<int>(dtype_size(dtype)), query_stages));
+                                                           static_cast<int>(dtype_size(dtype)), query_stages, cluster));
 }
 
 KernelSpec Config::main_kernel() const {
@@ -121,6 +122,7 @@ KernelSpec Config::main_kernel() const {
   if (gather > 0) spec.defines.push_back(define("ATTUNE_GATHER", gather));
   if (low_cap) spec.defines.push_back(define("ATTUNE_LOW_CAP", 1));
   if (query_stages > 1) spec.defines.push_back(define("ATTUNE_QUERY_STAGES", query_stages));
+  if (cluster > 1) spec.defines.push_back(define("ATTUNE_CLUSTER", cluster));
   return spec;
 }
 
@@ -211,6 +213,17 @@ void choose_fp8_tiles(Config& c) {
   if (static_cast<int>(c.shared_bytes()) > kMaxShared) c.stages = 2;
 }
 
+// Where prompts fill row blocks that have half of the heads of a KV head each, two blocks copy the keys together: L2 is
+// read half as often. With batch_invariant the choice must not depend on the other sequences.
+bool copies_in_pairs(const Problem& p, const Config& c, int num_sms) {
+  const auto even_lines = [](int head_dim) { return (head_dim + 63) / 64 % 2 == 0; };
+  const bool boxes = c.cached && !c.x_packed && c.gather == 0 && c.cache_dtype == c.dtype && dtype_size(c.dtype) == 2;
+  // Elsewhere one warp copies both K and V, and has no registers left.
+  const bool two_warps = c.score == 0 && c.head_dim_v <= 128;
+  return boxes && two_warps && even_lines(c.head_dim_qk) && even_lines(c.head_dim_v) && p.group % 2 == 0 &&
+         num_sms % 2 == 0 && c.max_decode_q == 0 && !p.batch_invariant && p.total_q >= kFewestTokensOfPairs * p.batch;
+}
+
 }  // namespace
 
 Config choose_config(const Problem& p, int num_sms, int max_decode_q) {
@@ -237,7 +250,8 @@ Config choose_config(const Problem& p, int num_sms, int max_decode_q) {
   } else {
     choose_tiles(p, c);
   }
-  c.heads_of_tile = attention::choose_heads_of_tile(p.group, c.rows);
+  if (copies_in_pairs(p, c, num_sms)) c.cluster = 2;
+  c.heads_of_tile = attention::choose_heads_of_tile(p.group / c.cluster, c.rows);
   c.tokens_of_tile = c.rows / c.heads_of_tile;
   c.fewest_tiles = kFewestTiles;
   c.partials = {c.rows, 2, round_up(c.head_dim_v, 32), false};

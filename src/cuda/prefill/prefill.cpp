@@ -26,7 +26,8 @@ class PrefillPlan final : public attention::WorkTilePlan {
   std::string describe() const override {
     return cat("kernel ", name(), ": ", config_.rows, " packed rows of ", config_.heads_of_tile, " heads x ",
                config_.keys, " keys, ", config_.stages, " stages, ", kernel(0).num_regs, " registers, ",
-               config_.shared_bytes(), " bytes of shared memory; ", config_.blocks, " blocks; ",
+               config_.shared_bytes(), " bytes of shared memory; ", config_.blocks,
+               config_.cluster > 1 ? " blocks in pairs; " : " blocks; ",
                prepares() ? "q, k and v by a launch before; " : "", "workspace ", workspace_size(), " bytes");
   }
 
@@ -42,7 +43,8 @@ class PrefillPlan final : public attention::WorkTilePlan {
   void check_run(const Problem& p) const override { prefill::check_run(p, config_); }
 
   void attend(const Problem& p, void* workspace, void* stream) const override {
-    const LaunchConfig launch = programmatic(config_.blocks, config_.threads(), stream, config_.shared_bytes());
+    LaunchConfig launch = programmatic(config_.blocks, config_.threads(), stream, config_.shared_bytes());
+    launch.cluster[0] = static_cast<uint32_t>(config_.cluster);
     const kernels::WorkTileParams params = to_params(p, workspace);
     if (config_.fp32()) return launch_kernel(kernel(0), launch, params, prefill::fp32_rows(p));
     const prefill::Maps maps = prefill::describe_maps(p, config_);

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// The prefill kernel in the emulator where two blocks copy the keys of a cache together (Config::kCluster).
+#include "emulated_prefill.h"
+#include "spoilt_attention.h"
+
+namespace attune::cuda {
+namespace {
+
+class EmulatedPrefillPairs : public EmulatedPrefill {
+ protected:
+  void SetUp() override {
+    EmulatedPrefill::SetUp();
+    blocks_ = 4;
+  }
+  // "" if the case runs in pairs, and its outputs are the oracle's. Rows that are recomputed are wrong: keys that were
+  // not copied would be poison, NaN, and recomputing such rows would hide it.
+  static std::string run_pairs(const cases::Case& spec, int layers = 1, Twist twist = Twist::kRecomputeFails,
+                               const std::function<void(const attune_attention&)>& edit = {}) {
+    std::string failure = run(spec, layers, edit, twist);
+    return failure.empty() && cluster_ != 2 ? "there are no pairs" : failure;
+  }
+};
+
+const cases::Row& common() {
+  static const cases::Row row(R"("dtype": "bf16", "head_dim": [128, 128], "causal": true)");
+  return row;
+}
+
+TEST_F(EmulatedPrefillPairs, CachesOfAllKinds) {
+  for (
+      const char* rest :
+      {R"("heads": [4, 1], "kv": "paged", "seqlens_q": [130, 70], "seqlens_kv": [430, 75], "cache": {"page_size": 16})",
+       R"("heads": [8, 2], "kv": "paged", "seqlens_q": [65, 130], "seqlens_kv": [257, 200], "lse": true,
+           "cache": {"page_size": 64, "layout": "hnd"})",
+       R"("heads": [2, 1], "kv": "paged", "seqlens_q": [300, 1], "seqlens_kv": [300, 129], "causal": false,
+           "dtype": "f16", "cache": {"page_size": 24})",
+       R"("heads": [16, 2], "kv": "contiguous", "seqlens_q": [40, 90], "seqlens_kv": [200, 90], "sinks": "normal")",
+       R"("heads": [4, 2], "head_dim": [96, 72], "kv": "paged", "seqlens_q": [100, 67], "seqlens_kv": [100, 390],
+           "cache": {"page_size": 1}, "max_logits": true)"}) {
+    EXPECT_EQ(run_pairs(tests::make_case(common().with(rest))), "") << rest;
+  }
+}
+
+// Tiles of new tokens are rows: a box of keys for each line of channels.
+TEST_F(EmulatedPrefillPairs, CacheAndNewTokens) {
+  for (const char* rest :
+       {R"("seqlens_q": [130, 70, 65], "seqlens_kv": [430, 75, 65], "cache": {"page_size": 16})",
+        R"("seqlens_q": [200, 3], "seqlens_kv": [205, 333], "window": [100, 0], "cache": {"page_size": 32})"}) {
+    const cases::Row row = common().with(R"("heads": [4, 1], "kv": "paged", "new_tokens": true)").with(rest);
+    EXPECT_EQ(run_pairs(tests::make_case(row), 2), "") << rest;
+  }
+}
+
+TEST_F(EmulatedPrefillPairs, Masks) {
+  for (const char* rest : {R"("window": [70, 0])", R"("window": [128, 9], "causal": false)", R"("mask_bits": 1)",
+                           R"("ranges": [[3, 140, 7, 7], [20, 60]])"}) {
+    const cases::Row row = common()
+                               .with(R"("heads": [4, 2], "kv": "paged", "seqlens_q": [140, 66], "seqlens_kv": [390, 66],
+                         "cache": {"page_size": 16})")
+                               .with(rest);
+    // Keys that mask_bits hide from all rows hold NaN: such rows are recomputed.
+    EXPECT_EQ(run_pairs(tests::make_case(row), 1,
+                        std::string_view(rest).find("bits") != std::string_view::npos ? Twist::kNone
+                                                                                      : Twist::kRecomputeFails),
+              "")
+        << rest;
+  }
+}
+
+// Rows that are recomputed, and pages that do not exist.
+TEST_F(EmulatedPrefillPairs, NanAndBadPages) {
+  const cases::Row row = common().with(R"("heads": [4, 2], "kv": "paged", "seqlens_q": [140, 66],
+      "seqlens_kv": [390, 130], "cache": {"page_size": 16, "separate_v_table": true})");
+  EXPECT_EQ(run_pairs(tests::make_case(row.with(R"("plant": "nan_v")")), 1, Twist::kNone), "");
+  EXPECT_EQ(run_pairs(tests::make_case(row.with(R"("plant": "nan_k")")), 1, Twist::kNone), "");
+  EXPECT_EQ(run_pairs(tests::make_case(row), 1, Twist::kNone, tests::spoil_value_pages), "");
+  EXPECT_EQ(run_pairs(tests::make_case(row), 1, Twist::kNone, tests::spoil_pages), "");
+}
+
+// Both blocks of a pair have the same splits; the work tiles after them come through the ring of tile indices.
+TEST_F(EmulatedPrefillPairs, SplitsAndManyWorkTiles) {
+  const cases::Row row = common().with(R"("heads": [2, 1], "kv": "paged", "cache": {"page_size": 16})");
+  const cases::Case one_long = tests::make_case(row.with(R"("seqlens_q": [66, 130], "seqlens_kv": [5000, 130])"));
+  EXPECT_EQ(run_pairs(one_long, 2), "");
+  EXPECT_GT(splits_, 0);
+  EXPECT_EQ(run_pairs(one_long, 1, Twist::kOneBlock), "");
+  const std::vector<int64_t> many(31, 66);
+  EXPECT_EQ(run_pairs(tests::make_case(row.set("seqlens_q", many).set("seqlens_kv", many)), 2), "");
+  const cases::Row heads = common().with(R"("heads": [12, 6], "kv": "paged", "seqlens_q": [70, 130, 64],
+      "seqlens_kv": [200, 130, 64], "cache": {"page_size": 16})");
+  EXPECT_EQ(run_pairs(tests::make_case(heads), 1, Twist::kTwoHeadTiles), "");
+}
+
+// The turns of blocks and warps change no bit.
+TEST_F(EmulatedPrefillPairs, BlocksInAnyOrder) {
+  std::vector<int64_t> queries(9, 70), keys(9, 75);
+  keys[3] = 700, keys[4] = 131;
+  const cases::Case spec = tests::make_case(common()
+                                                .with(R"("heads": [4, 1], "kv": "paged", "cache": {"page_size": 16})")
+                                                .set("seqlens_q", queries)
+                                                .set("seqlens_kv", keys));
+  for (uint64_t seed = 1; seed <= 6; ++seed) {
+    const emulator::Shuffled order(seed, 2);
+    EXPECT_EQ(run_pairs(spec, 2), "") << seed;
+  }
+}
+
+}  // namespace
+}  // namespace attune::cuda
