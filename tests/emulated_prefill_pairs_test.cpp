@@ -35,7 +35,7 @@ TEST_F(EmulatedPrefillPairs, CachesOfAllKinds) {
        R"("heads": [2, 1], "kv": "paged", "seqlens_q": [300, 1], "seqlens_kv": [300, 129], "causal": false,
            "dtype": "f16", "cache": {"page_size": 24})",
        R"("heads": [16, 2], "kv": "contiguous", "seqlens_q": [40, 90], "seqlens_kv": [200, 90], "sinks": "normal")",
-       R"("heads": [4, 2], "head_dim": [96, 72], "kv": "paged", "seqlens_q": [100, 67], "seqlens_kv": [100, 390],
+       R"("heads": [8, 2], "head_dim": [96, 72], "kv": "paged", "seqlens_q": [100, 67], "seqlens_kv": [100, 390],
            "cache": {"page_size": 1}, "max_logits": true)"}) {
     EXPECT_EQ(run_pairs(tests::make_case(common().with(rest))), "") << rest;
   }
@@ -51,11 +51,24 @@ TEST_F(EmulatedPrefillPairs, CacheAndNewTokens) {
   }
 }
 
+// The first QK GEMM of the next work tile overlaps the last PV GEMM of this one, in both blocks.
+TEST_F(EmulatedPrefillPairs, DenseKeys) {
+  for (
+      const char* rest :
+      {R"("heads": [4, 1], "seqlens_q": [130, 70, 65, 1], "seqlens_kv": [430, 75, 65, 9])",
+       R"("heads": [8, 2], "queries": "fixed", "cu_seqlens_kv": false, "seqlens_q": 150, "seqlens_kv": [150, 150, 150])",
+       R"("heads": [8, 2], "seqlens_q": [130, 70], "seqlens_kv": [230, 90], "alibi": 1, "dtype": "f16", "lse": true)",
+       R"("heads": [4, 1], "seqlens_q": [130, 70], "seqlens_kv": [230, 90], "softcap": 20)",
+       R"("heads": [4, 1], "seqlens_q": [130, 70], "seqlens_kv": [530, 90], "window": [60, 0], "causal": false)"}) {
+    EXPECT_EQ(run_pairs(tests::make_case(common().with(R"("kv": "dense")").with(rest)), 2), "") << rest;
+  }
+}
+
 TEST_F(EmulatedPrefillPairs, Masks) {
   for (const char* rest : {R"("window": [70, 0])", R"("window": [128, 9], "causal": false)", R"("mask_bits": 1)",
                            R"("ranges": [[3, 140, 7, 7], [20, 60]])"}) {
     const cases::Row row = common()
-                               .with(R"("heads": [4, 2], "kv": "paged", "seqlens_q": [140, 66], "seqlens_kv": [390, 66],
+                               .with(R"("heads": [8, 2], "kv": "paged", "seqlens_q": [140, 66], "seqlens_kv": [390, 66],
                          "cache": {"page_size": 16})")
                                .with(rest);
     // Keys that mask_bits hide from all rows hold NaN: such rows are recomputed.
@@ -69,7 +82,7 @@ TEST_F(EmulatedPrefillPairs, Masks) {
 
 // Rows that are recomputed, and pages that do not exist.
 TEST_F(EmulatedPrefillPairs, NanAndBadPages) {
-  const cases::Row row = common().with(R"("heads": [4, 2], "kv": "paged", "seqlens_q": [140, 66],
+  const cases::Row row = common().with(R"("heads": [8, 2], "kv": "paged", "seqlens_q": [140, 66],
       "seqlens_kv": [390, 130], "cache": {"page_size": 16, "separate_v_table": true})");
   EXPECT_EQ(run_pairs(tests::make_case(row.with(R"("plant": "nan_v")")), 1, Twist::kNone), "");
   EXPECT_EQ(run_pairs(tests::make_case(row.with(R"("plant": "nan_k")")), 1, Twist::kNone), "");
@@ -79,14 +92,14 @@ TEST_F(EmulatedPrefillPairs, NanAndBadPages) {
 
 // Both blocks of a pair have the same splits; the work tiles after them come through the ring of tile indices.
 TEST_F(EmulatedPrefillPairs, SplitsAndManyWorkTiles) {
-  const cases::Row row = common().with(R"("heads": [2, 1], "kv": "paged", "cache": {"page_size": 16})");
-  const cases::Case one_long = tests::make_case(row.with(R"("seqlens_q": [66, 130], "seqlens_kv": [5000, 130])"));
+  const cases::Row row = common().with(R"("heads": [4, 1], "kv": "paged", "cache": {"page_size": 16})");
+  const cases::Case one_long = tests::make_case(row.with(R"("seqlens_q": [30, 98], "seqlens_kv": [5000, 130])"));
   EXPECT_EQ(run_pairs(one_long, 2), "");
   EXPECT_GT(splits_, 0);
   EXPECT_EQ(run_pairs(one_long, 1, Twist::kOneBlock), "");
   const std::vector<int64_t> many(31, 66);
   EXPECT_EQ(run_pairs(tests::make_case(row.set("seqlens_q", many).set("seqlens_kv", many)), 2), "");
-  const cases::Row heads = common().with(R"("heads": [12, 6], "kv": "paged", "seqlens_q": [70, 130, 64],
+  const cases::Row heads = common().with(R"("heads": [24, 6], "kv": "paged", "seqlens_q": [70, 130, 64],
       "seqlens_kv": [200, 130, 64], "cache": {"page_size": 16})");
   EXPECT_EQ(run_pairs(tests::make_case(heads), 1, Twist::kTwoHeadTiles), "");
 }

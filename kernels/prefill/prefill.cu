@@ -120,6 +120,8 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
     ptx::take_registers<Config::kConsumerRegisters>();
     run_math(p, smem);
   }
-  // A block must not end while the other one writes to its shared memory.
-  if constexpr (Config::kCluster > 1) ptx::cluster_barrier();
+  if constexpr (Config::kCluster > 1) {  // a block must not end while the other one writes to its shared memory
+    __syncwarp();
+    ptx::cluster_barrier();
+  }
 }
