@@ -42,7 +42,7 @@ RUNS = {
 }
 SECONDS = float(os.environ.get("ENGINE_SECONDS", "240"))  # for all engines together, which compile their kernels at once
 # Of the logits' deviation: two that are closer may change places.
-NEAR = {"float32": 1e-3, "bfloat16": 0.2}
+NEAR = {"float32": 1e-3, "bfloat16": 0.15}
 
 
 def start(folder, name):
@@ -86,9 +86,9 @@ def test_tokens_are_those_of_transformers(name, engines):
     reference.set_attn_implementation("eager")
     for parameter in reference.parameters():
         parameter.copy_(parameter.to(getattr(torch, dtype)))
-    others = check_tokens(reference, made["tokens"], NEAR[dtype])
-    print(f"{name}: {others} of 240 tokens are near ties; batches {made['batches']}, graphs {made['graphs']}")
-    assert others <= (0 if dtype == "float32" else 48)
+    others, farthest = check_tokens(reference, made["tokens"], NEAR[dtype])
+    print(f"{name}: {others} of 240 tokens are near ties, {farthest:.4f} at most; batches {made['batches']}, graphs {made['graphs']}")
+    assert others <= (2 if dtype == "float32" else 48)
     batches = [mode for mode, _ in made["batches"]]
     graphs = {"DECODE": not fields.get("disable_cuda_graph", True), "EXTEND": "cuda_graph_backend_prefill" in fields}
     for mode, captured in graphs.items():

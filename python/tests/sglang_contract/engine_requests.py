@@ -21,15 +21,15 @@ def prompts():
 @torch.no_grad()
 def check_tokens(model, made, near):
     """Each token of made (a list a request) is the one that model finds most likely behind the prompt and the tokens before it, but for
-    those whose logit is less than near below, in deviations of the logits. -> how many are not the most likely one."""
+    those whose logit is less than near below, in deviations of the logits. -> how many are not the most likely one; the farthest."""
     asked = sum(prompts(), [])
     assert len(made) == len(asked)
-    others = 0
+    others, farthest = 0, 0.0
     for prompt, tokens in zip(asked, made):
         assert len(tokens) == NEW_TOKENS
         logits = model(torch.tensor([prompt + tokens[:-1]], device=model.device)).logits[0, len(prompt) - 1 :]
         behind = (logits.max(-1).values - logits[range(NEW_TOKENS), tokens]) / logits.std()
         assert float(behind.max()) < near, f"{len(prompt)} tokens: {behind.tolist()}"
-        others += int((behind > 0).sum())
+        others, farthest = others + int((behind > 0).sum()), max(farthest, float(behind.max()))
     assert len({token for tokens in made for token in tokens}) > 100, "the model says too little for this to be a test"
-    return others
+    return others, farthest
