@@ -11,10 +11,8 @@ import subprocess
 import sys
 
 import pytest
-import torch
-
 import tiny_models
-from whole_engine import NEW_TOKENS, prompts
+from engine_requests import check_tokens
 
 PROGRAM = pathlib.Path(__file__).parent / "whole_engine.py"
 MODELS = {"llama": tiny_models.llama, "gemma2": tiny_models.gemma2, "deepseek_v2": tiny_models.deepseek_v2_yarn}
@@ -51,17 +49,9 @@ def generated(engines, name):
     return json.loads(found.read_text())
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("name", RUNS)
 def test_tokens_are_those_of_transformers(name, engines):
-    made, model, first_and_later = generated(engines, name), engines[0][RUNS[name][0]], sum(prompts(), [])
-    assert len(made["tokens"]) == len(first_and_later)
-    for prompt, tokens in zip(first_and_later, made["tokens"]):
-        assert len(tokens) == NEW_TOKENS
-        logits = model(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :]
-        behind = (logits.max(-1).values - logits[range(NEW_TOKENS), tokens]) / logits.std()
-        assert float(behind.max()) < NEAR, f"{len(prompt)} tokens: {behind.tolist()}"
-    assert len({token for tokens in made["tokens"] for token in tokens}) > 100, "the model says too little for this to be a test"
+    check_tokens(engines[0][RUNS[name][0]], generated(engines, name)["tokens"], NEAR)
 
 
 def test_batches_are_of_every_kind(engines):

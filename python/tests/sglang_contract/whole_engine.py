@@ -1,42 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's Scheduler over tiny models in float32, on the CPU: what it generates greedily. Run by contract_engine.py.
+"""SGLang's Scheduler over tiny models: what it generates greedily. Run by contract_engine.py, on the CPU, and test_sglang_engine.py.
 
 usage: whole_engine.py FOLDER RUNS. FOLDER: of folders of models. RUNS: JSON, for each name of a run the name of a model, and fields of
 ServerArgs; retract: requests leave the batch now and then, and are computed anew, as where memory is short. Writes FOLDER/<run>.json: the
 tokens of each request, and the batches. Runs are processes, forked behind the imports, which take most of the time. Exits with the number
-of those that failed.
+of those that failed. ENGINE_DEVICE=cuda, in the environment: on the GPU, and a single run, since what is imported there cannot be forked.
 """
 
+import faulthandler
 import importlib.util
 import json
 import os
 import pathlib
+import socket
 import sys
 import traceback
 from array import array
 
-os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+DEVICE = os.environ.get("ENGINE_DEVICE", "cpu")
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+if DEVICE == "cpu":
+    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    import stand_ins
+
+    stand_ins.make_mock("sgl_kernel")  # of the CPU; what SGLang calls of it needs AMX
+else:
+    import gpu_stand_ins
 
 import torch
 
-import stand_ins
+from engine_requests import NEW_TOKENS, prompts
 
-stand_ins.make_mock("sgl_kernel")  # of the CPU; what SGLang calls of it needs AMX
-
-NEW_TOKENS, LATER, STEPS = 24, 5, 1000
-
-
-def prompts():
-    """Token ids. The second half comes when the first one decodes; of it all begin alike, so all but one find a prefix in the cache."""
-    generator = torch.Generator().manual_seed(1)
-
-    def draw(count):
-        return torch.randint(3, 512, (count,), generator=generator).tolist()
-
-    first = [draw(count) for count in (1, 5, 40, 200, 333, 17)]
-    prefix = draw(48)
-    return first, [prefix + draw(count) for count in (3, 20, 100, 1)]
+LATER, STEPS = 5, 1000
 
 
 def import_sglang(models):
@@ -47,15 +43,21 @@ def import_sglang(models):
         importlib.import_module(f"sglang.srt.{module}")
 
 
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
 def scheduler(folder, retract=False, **fields):
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import PortArgs, ServerArgs
 
     load_plugins()
     args = ServerArgs(
-        model_path=folder, skip_tokenizer_init=True, device="cpu", dtype="float32", context_length=1024, max_running_requests=8,
-        chunked_prefill_size=128, disable_overlap_schedule=True, disable_cuda_graph=True, random_seed=0, sampling_backend="pytorch",
-        mem_fraction_static=0.5, **{"max_total_tokens": 2048, **fields})
+        model_path=folder, skip_tokenizer_init=True, device=DEVICE, context_length=1024, max_running_requests=8, chunked_prefill_size=128,
+        disable_overlap_schedule=True, random_seed=0, sampling_backend="pytorch", mem_fraction_static=0.5, nccl_port=free_port(),
+        **{"dtype": "float32", "disable_cuda_graph": True, "max_total_tokens": 2048, **fields})
     from sglang.srt.managers import scheduler as module
 
     module.TEST_RETRACT, module.TEST_RETRACT_INTERVAL = retract, 10
@@ -78,7 +80,7 @@ def request(name, ids):
 @torch.no_grad()
 def generate(server, first, later):
     """Steps of the scheduler's own loop, until nothing is left. -> a record of what contract_engine.py looks at."""
-    requests, batches, expected = {}, [], len(first) + len(later)
+    requests, batches, graphs, expected = {}, [], [], len(first) + len(later)
     server.process_input_requests([request(str(i), ids) for i, ids in enumerate(first)])
     waiting = [request(str(len(first) + i), ids) for i, ids in enumerate(later)]
     for _ in range(STEPS):
@@ -87,7 +89,9 @@ def generate(server, first, later):
         if batch:
             requests.update((each.rid, each) for each in batch.reqs)
             batches.append([batch.forward_mode.name, len(batch.reqs)])
-            server.process_batch_result(batch, server.run_batch(batch))
+            result = server.run_batch(batch)
+            graphs += [batch.forward_mode.name] if result.can_run_cuda_graph else []
+            server.process_batch_result(batch, result)
         server.last_batch = batch
         if waiting and len(batches) >= LATER:
             server.process_input_requests(waiting)
@@ -96,13 +100,16 @@ def generate(server, first, later):
             break
     names = sorted(requests, key=int)
     return {"tokens": [list(requests[name].output_ids) for name in names], "cached": [requests[name].cached_tokens for name in names],
-            "retracted": sum(requests[name].retraction_count for name in names), "batches": batches}
+            "retracted": sum(requests[name].retraction_count for name in names), "batches": batches, "graphs": graphs}
 
 
 def run(folder, name, model, fields):
     with open(folder / f"{name}.log", "w") as log:
         os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)
     try:
+        if DEVICE != "cpu":
+            import_sglang({"registry", model})
+            gpu_stand_ins.patch()
         made = generate(scheduler(str(folder / model), **fields), *prompts())
         (folder / f"{name}.json").write_text(json.dumps(made))
     except BaseException:
@@ -113,6 +120,10 @@ def run(folder, name, model, fields):
 
 def main(folder, runs):
     folder, runs = pathlib.Path(folder), json.loads(runs)
+    if DEVICE != "cpu":
+        ((name, (model, fields)),) = runs.items()
+        faulthandler.dump_traceback_later(float(os.environ.get("ENGINE_SECONDS", "120")), exit=True)
+        run(folder, name, model, fields)
     import_sglang({"registry", *(model for model, _ in runs.values())})
     children = []
     for name, (model, fields) in runs.items():
