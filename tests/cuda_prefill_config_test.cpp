@@ -42,8 +42,8 @@ TEST(CudaPrefillConfig, KnowsSequencesThatAreAlike) {
   const cases::Row common(R"("heads": [4, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "dense",
       "cu_seqlens_kv": false, "queries": "fixed")");
   for (const auto& [rest, blocks] : {
-           std::pair{R"("seqlens_q": 150, "seqlens_kv": [150, 150, 150], "causal": true)", 3},
-           {R"("seqlens_q": 150, "seqlens_kv": [150, 150, 150])", 3},
+           std::pair{R"("seqlens_q": 150, "seqlens_kv": [150, 150, 150], "causal": true)", 2},
+           {R"("seqlens_q": 150, "seqlens_kv": [150, 150, 150])", 2},
            {R"("seqlens_q": 70, "seqlens_kv": [400, 400], "causal": true)", 2},
            {R"("seqlens_q": 70, "seqlens_kv": [513, 513], "causal": true)",
             0},  // of five tiles, too few for 132 multiprocessors
@@ -69,7 +69,37 @@ TEST(CudaPrefillConfig, KnowsSequencesThatAreAlike) {
       "dtype": "bf16", "kv": "dense", "cu_seqlens_kv": false, "queries": "fixed", "causal": true, "seqlens_q": 640,
       "seqlens_kv": [640, 640, 640, 640, 640, 640, 640, 640, 640, 640, 640, 640, 640, 640]})")));
   const Problem p = make_problem(problem.host(), Data::kRequired);
-  EXPECT_EQ(prefill::to_params(p, prefill::choose_config(p, 132), nullptr).blocks_each, 10);
+  EXPECT_EQ(prefill::to_params(p, prefill::choose_config(p, 132), nullptr).blocks_each, 5);
+}
+
+// Two blocks copy the keys of prompts together, each for half of the query heads of a KV head.
+TEST(CudaPrefillConfig, CopiesKeysInPairs) {
+  const cases::Row common(R"("heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged", "causal": true,
+      "seqlens_q": [100, 40], "seqlens_kv": [400, 300], "cache": {"page_size": 16})");
+  const auto config = [&](const char* rest, int num_sms = 132, int max_decode_q = 0) {
+    const cases::Problem problem(tests::make_case(common.with(rest)));
+    return prefill::choose_config(make_problem(problem.host(), Data::kRequired), num_sms, max_decode_q);
+  };
+  for (const char* rest :
+       {"", R"("new_tokens": true)", R"("kv": "dense")", R"("kv": "dense", "softcap": 20)", R"("dtype": "f16")",
+        R"("head_dim": [96, 72])", R"("head_dim": [64, 64])", R"("head_dim": [192, 128])", R"("heads": [14, 1])",
+        R"("window": [70, 0])", R"("seqlens_q": [127, 1])", R"("heads": [4, 2], "seqlens_q": [255, 1])"}) {
+    const prefill::Config c = config(rest);
+    EXPECT_EQ(c.cluster, 2) << rest;
+    EXPECT_EQ(c.blocks % 2, 0) << rest;
+  }
+  for (const char* rest :
+       {R"("heads": [8, 8])", R"("heads": [6, 2])", R"("head_dim": [256, 256])", R"("softcap": 20)",
+        R"("batch_invariant": true)", R"("seqlens_q": [126, 1])", R"("heads": [4, 2], "seqlens_q": [254, 1])",
+        R"("dtype": "f32")", R"("kv": "dense", "dtype": "e4m3")",
+        R"("cache": {"page_size": 16, "dtype": "e4m3", "scales": "head"})",
+        R"("cache": {"page_size": 16, "layout": "xpacked"})"}) {
+    EXPECT_EQ(config(rest).cluster, 1) << rest;
+  }
+  EXPECT_EQ(config("", 131).cluster, 1) << "an odd number of multiprocessors";
+  EXPECT_EQ(config("", 132, 1).cluster, 1) << "beside a kernel that has the short ones";
+  EXPECT_EQ(config("").heads_of_tile, 2);
+  EXPECT_EQ(config("").tokens_of_tile, 64);
 }
 
 // An axis of one element has no stride, which the driver would not take.

@@ -86,6 +86,9 @@ TEST_F(EmulatedOrder, OfPrompts) {
   check("cuda_prefill", R"("heads": [8, 1], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged", "new_tokens": true,
                            "cache": {"page_size": 64, "dtype": "e4m3", "scales": "head"})",
         {4, 60, 900}, 1);
+  check("cuda_prefill", R"("heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
+                           "cache": {"page_size": 16})",
+        {4, 250, 400}, 1);
 }
 
 TEST_F(EmulatedOrder, OfSteps) {

@@ -36,7 +36,11 @@ TEST_F(EmulatedPrefillPairs, CachesOfAllKinds) {
            "dtype": "f16", "cache": {"page_size": 24})",
        R"("heads": [16, 2], "kv": "contiguous", "seqlens_q": [40, 90], "seqlens_kv": [200, 90], "sinks": "normal")",
        R"("heads": [8, 2], "head_dim": [96, 72], "kv": "paged", "seqlens_q": [100, 67], "seqlens_kv": [100, 390],
-           "cache": {"page_size": 1}, "max_logits": true)"}) {
+           "cache": {"page_size": 1}, "max_logits": true)",
+       R"("heads": [8, 2], "head_dim": [64, 64], "kv": "paged", "seqlens_q": [130, 70], "seqlens_kv": [530, 90],
+           "cache": {"page_size": 64}, "new_tokens": true)",
+       R"("heads": [8, 2], "head_dim": [192, 128], "kv": "paged", "seqlens_q": [130, 70], "seqlens_kv": [430, 90],
+           "cache": {"page_size": 16})"}) {
     EXPECT_EQ(run_pairs(tests::make_case(common().with(rest))), "") << rest;
   }
 }
@@ -59,6 +63,8 @@ TEST_F(EmulatedPrefillPairs, DenseKeys) {
        R"("heads": [8, 2], "queries": "fixed", "cu_seqlens_kv": false, "seqlens_q": 150, "seqlens_kv": [150, 150, 150])",
        R"("heads": [8, 2], "seqlens_q": [130, 70], "seqlens_kv": [230, 90], "alibi": 1, "dtype": "f16", "lse": true)",
        R"("heads": [4, 1], "seqlens_q": [130, 70], "seqlens_kv": [230, 90], "softcap": 20)",
+       R"("heads": [4, 1], "head_dim": [64, 64], "seqlens_q": [130, 70], "seqlens_kv": [630, 90])",
+       R"("heads": [4, 1], "head_dim": [192, 128], "seqlens_q": [130, 70], "seqlens_kv": [330, 90])",
        R"("heads": [4, 1], "seqlens_q": [130, 70], "seqlens_kv": [530, 90], "window": [60, 0], "causal": false)"}) {
     EXPECT_EQ(run_pairs(tests::make_case(common().with(R"("kv": "dense")").with(rest)), 2), "") << rest;
   }

@@ -160,6 +160,15 @@ TEST_F(EmulatedRacesIn, Prompts) {
   check("prefill/prefill.cu", common.with(R"("heads": [4, 1], "kv": "paged", "cache": {"page_size": 16},
       "seqlens_q": [20, 9, 20, 5, 7, 9], "seqlens_kv": [2100, 70, 130, 90, 64, 30])"));
 }
+TEST_F(EmulatedRacesIn, PromptsInPairs) {
+  const cases::Row common(
+      R"("max_seqlens": true, "causal": true, "head_dim": [128, 128], "dtype": "bf16", "heads": [4, 1],
+      "seqlens_q": [130, 3, 70], "seqlens_kv": [300, 90, 70])");
+  check("prefill/prefill.cu", common.with(R"("kv": "paged", "new_tokens": true, "cache": {"page_size": 16})"), 4);
+  check("prefill/prefill.cu", common.with(R"("kv": "paged", "cache": {"page_size": 64}, "seqlens_kv": [2100, 90, 70])"),
+        6);
+  check("prefill/prefill.cu", common.with(R"("kv": "dense")"));
+}
 TEST_F(EmulatedRacesIn, PromptsOverOtherCaches) {
   const cases::Row common(
       R"("max_seqlens": true, "causal": true, "head_dim": [64, 64], "dtype": "bf16", "heads": [4, 1],

@@ -151,8 +151,7 @@ struct Config {
   static_assert(kKeys <= 128 || kMask == 0, "masks have a bit for each of a thread's keys in one word");
   static_assert(!kOverlapNextQK || kPrecomputeMask, "S of the next work tile needs registers during the epilogue");
   static_assert(kQueryStages <= 2 && kValueStages > 0, "at most two stages of q; the second takes one of V");
-  static_assert(kCluster == 1 || (kCluster == 2 && kElementSize == 2 && !kQuantized && !kGathers && !kXpacked &&
-                                  kBlocksQk % 2 == 0 && kBlocksV % 2 == 0),
+  static_assert(kCluster == 1 || (kCluster == 2 && kElementSize == 2 && !kQuantized && !kGathers && !kXpacked),
                 "pairs share the lines of 16-bit rows that the TMA copies");
 };
 

@@ -158,9 +158,10 @@ class Producer {
     return find_box(work, tile, b.first + min(lane_ % kBoxLanes, b.count - 1), values).page;
   }
 
-  // Whether this block copies a line of channels. In a cluster the other block copies every second one.
-  __device__ __forceinline__ static bool copies(int block) {
-    return Config::kCluster == 1 || block % Config::kCluster == ptx::cluster_rank();
+  // Whether this block copies a line of channels. In a cluster the other block copies every second one; with an odd
+  // number of lines they take turns in having more.
+  __device__ __forceinline__ static bool copies(const Tile& tile, int line) {
+    return Config::kCluster == 1 || (line + tile.start / Config::kKeys) % 2 == ptx::cluster_rank();
   }
   // One box, to this block, or to both blocks of a cluster.
   __device__ __forceinline__ static void copy_box(unsigned to, const ptx::TensorMap& map, unsigned barrier, int c0,
@@ -183,7 +184,7 @@ class Producer {
       if (any) {
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i) {
-          if (copies(i))
+          if (copies(tile, i))
             copy_box(to + i * Config::kKeys * 128, map, barrier, Config::kChannelsPerLine * i, kv_head, row, outer);
         }
       }
@@ -200,7 +201,7 @@ class Producer {
     const int block = lane_ / kBoxLanes;
     if (lane_ == 0) ptx::arrive_expecting(barrier, b.count * kBlocks * b.keys * kPitch);
     __syncwarp();
-    if (block < kBlocks && copies(block)) {
+    if (block < kBlocks && copies(tile, block)) {
 #pragma unroll 1
       for (int i = lane_ % kBoxLanes; i < b.count; i += kBoxLanes) {
         const int box = b.first + i;

@@ -154,18 +154,23 @@ void add_all(const std::vector<PopularModel>& models, const Gpu& gpu, Kernels& k
     for (const Dtypes& d : kDtypes) {
       // Older models are served with the cache that they were trained with; each 8-bit one would double their share.
       if ((m.alibi || m.t5_buckets > 0) && d.cache != d.activations) continue;
-      const Serving prompt{d.activations, d.cache, 2, 512, 512};
+      // Blocks copy the keys of long prompts in pairs.
+      const Serving prompt{d.activations, d.cache, 2, 512, 512}, short_prompt{d.activations, d.cache, 2, 512, 8};
       add(cuda::kernel_of(make_qkv_prepare(prepare_call(m, prompt))), kernels);
       add(cuda::kernel_of(make_cache_op(append_call(m, prompt))), kernels);
       // On request only, so far: enough that a build sees what they take.
       if (d.activations == ATTUNE_BFLOAT16 && !m.cross_attention) {
         add_prompt(chunk_call(m, prompt), gpu, kernels);
+        add_prompt(chunk_call(m, short_prompt), gpu, kernels);
         add_mixed(chunk_call(m, prompt), gpu, kernels);
         // Engines with such pages serve the commonest shape with them.
         if (m.head_dim_qk == 128 && m.head_dim_v == 128 && m.softcap == 0 && !m.alibi && m.t5_buckets == 0)
           add_prompt(packed_chunk_call(m, prompt), gpu, kernels);
       }
-      if (d.cache == ATTUNE_BFLOAT16) add_prompt(prompt_call(m, prompt), gpu, kernels);
+      if (d.cache == ATTUNE_BFLOAT16) {
+        add_prompt(prompt_call(m, prompt), gpu, kernels);
+        add_prompt(prompt_call(m, short_prompt), gpu, kernels);
+      }
       for (const int64_t batch : kBatches) {
         for (const int64_t keys : kKeys) {
           for (const bool ragged : {false, true}) {

@@ -3,9 +3,11 @@
 
 usage: whole_engine.py FOLDER, which writes the models there; whole_engine.py FOLDER MODEL BACKEND eager|graphs|dcp2, which writes the
 tokens and the gaps between the two best logits to FOLDER/MODEL-BACKEND-eager.json. An engine in a process of its own each time. dcp2: two
-GPUs, each with half of the heads and every second token of the cache (decode context parallelism).
+GPUs, each with half of the heads and every second token of the cache (decode context parallelism). Exits with 77 where vLLM cannot do that
+here.
 """
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -29,13 +31,35 @@ def write(model, folder):
     tiny_models.make(MODELS[model]).to(torch.bfloat16).save_pretrained(folder / model)
 
 
+def find_nccl():
+    """Where vLLM cannot load NCCL by itself, its reduce_scatter returns what was in the memory, and says nothing (0.33)."""
+    from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
+
+    places = [None]
+    for package in ("nvidia.nccl", "torch"):
+        found = importlib.util.find_spec(package)
+        for folder in found.submodule_search_locations if found else ():
+            places.append(os.path.join(folder, "lib/libnccl.so.2"))
+    for place in places:
+        try:
+            NCCLLibrary(place)
+        except Exception as error:
+            print(f"whole_engine: NCCL at {place or 'its usual place'}: {error!r}")
+            continue
+        if place is not None:
+            os.environ["VLLM_NCCL_SO_PATH"] = place
+        return
+    print("whole_engine: vLLM finds no NCCL that it can load, so it cannot combine ranks")
+    sys.stdout.flush()
+    os._exit(77)
+
+
 def generate(folder, model, backend, way):
     from vllm import LLM, SamplingParams
 
     how = {"enforce_eager": True}
-    if way == "tp2":
-        how |= {"tensor_parallel_size": 2, "disable_custom_all_reduce": True}
     if way == "dcp2":
+        find_nccl()
         how |= {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "disable_custom_all_reduce": True}
     if way == "graphs":  # full graphs without a compiler
         how = {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1, 2, 4, 8]},

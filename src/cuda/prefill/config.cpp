@@ -216,11 +216,10 @@ void choose_fp8_tiles(Config& c) {
 // half as often. Only where prompts fill such blocks, in the mean. With batch_invariant the choice must not depend on
 // the other sequences.
 bool copies_in_pairs(const Problem& p, const Config& c, int num_sms) {
-  const auto even_lines = [](int head_dim) { return (head_dim + 63) / 64 % 2 == 0; };
   const bool boxes = !c.x_packed && c.gather == 0 && c.cache_dtype == c.dtype && dtype_size(c.dtype) == 2;
   // Elsewhere one warp copies both K and V, and has no registers left.
   const bool two_warps = (c.score == 0 || !c.cached) && c.head_dim_v <= 128;
-  if (!boxes || !two_warps || !even_lines(c.head_dim_qk) || !even_lines(c.head_dim_v)) return false;
+  if (!boxes || !two_warps) return false;
   if (p.group % 2 != 0 || num_sms % 2 != 0 || c.max_decode_q > 0 || p.batch_invariant) return false;
   return p.total_q * attention::choose_heads_of_tile(p.group / 2, c.rows) >= c.rows * p.batch;
 }
