@@ -312,7 +312,8 @@ typedef struct attune_plan attune_plan;
 /* OK when a kernel covers the descriptor on the device. UNSUPPORTED: attune_last_error() names the nearest kernel and
  * what differs. INVALID_ARGUMENT: the descriptor is wrong on every device. Data pointers may be NULL. */
 ATTUNE_API attune_status attune_supported(const attune_attention* attention, attune_device device);
-/* The same for any NVIDIA GPU of a compute capability, 10 * major + minor. Neither GPU nor driver need be there. */
+/* The same for any NVIDIA GPU of a compute capability, 10 * major + minor, 0 to 999. Neither GPU nor driver need be
+ * there. */
 ATTUNE_API attune_status attune_supported_by_capability(const attune_attention* attention, int32_t capability);
 /* Chooses a kernel and fixes sizes. What this descriptor has is the most that later runs may have: batch, total_q,
  * seqlen_q of rank 4, dense keys, topk, and max_seqlen_q and max_seqlen_kv, given or derived. Heads, head dims,
