@@ -147,6 +147,9 @@ class Basics(CliTest):
         trace = self.write("trace.csv", TRACE)
         for arguments in (["check", "--stress"], ["bench", "--min-time"], ["replay", trace, "--time-scale"]):
             self.refuse(attune(*arguments, "nan"), f"{arguments[-1]}: Value nan not in range")
+        for arguments in (["check", "--stress", 1], ["replay", trace], ["demo"]):
+            for seed in ("-1", "-18446744073709551615", "1000000000000000000", "18446744073709551616", "1.5"):
+                self.refuse(attune(*arguments, "--seed", seed), f"--seed: Value {seed} not in range")
 
     def test_explain_counts_work(self):
         file = self.directory / "explain.json"
