@@ -117,8 +117,9 @@ ATTUNE_API attune_status attune_get_device_info(int32_t i, attune_device_info* i
  * Writes at most capacity bytes with the final 0; *needed (may be NULL) gets the size of the whole text. Opens driver
  * and compiler. */
 ATTUNE_API attune_status attune_describe_cuda(char* text, size_t capacity, size_t* needed);
-/* Threads of the CPU backend's pool; 0 restores the default (OMP_NUM_THREADS, else all cores). Plans made later use
- * it. Planning starts what of them is missing; an operation without a plan does so itself, once. */
+/* Threads of the CPU backend's pool, up to 4096; 0 restores the default: OMP_NUM_THREADS where that is a whole number
+ * of 1 to 4096, else all cores. Plans made later use it. Planning starts what of them is missing; an operation without
+ * a plan does so itself, once. */
 ATTUNE_API attune_status attune_set_num_threads(int32_t num_threads);
 ATTUNE_API attune_status attune_get_num_threads(int32_t* num_threads);
 

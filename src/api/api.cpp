@@ -126,8 +126,8 @@ attune_status attune_describe_cuda(char* text, size_t capacity, size_t* needed) 
 
 attune_status attune_set_num_threads(int32_t num_threads) {
   return guarded([&] {
-    require(num_threads >= 0 && num_threads <= 4096, "num_threads is ", num_threads,
-            "; it must be 0 (default) to 4096");
+    require(num_threads >= 0 && num_threads <= attune::cpu::kMostThreads, "num_threads is ", num_threads,
+            "; it must be 0 (default) to ", attune::cpu::kMostThreads);
     attune::cpu::set_num_threads(num_threads);
   });
 }
