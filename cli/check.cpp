@@ -263,7 +263,9 @@ void add_check_command(CLI::App& app) {
   check_range(command->add_option("--stress", stress.seconds,
                                   "Instead, so many seconds of random batches as servers have them"),
               0.1, 1e6);
-  command->add_option("--seed", stress.seed, "Of --stress: other seeds, other batches")->capture_default_str();
+  command->add_option("--seed", stress.seed, "Of --stress: other seeds, other batches")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{0}, kMostSeed));
   command->add_option("--only", stress.only, "Of --stress: kernels and operations that match this regular expression");
   command->add_option("--configurations", stress.configurations, "Of --stress: how many kernels are compiled for")
       ->capture_default_str()

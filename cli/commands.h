@@ -9,6 +9,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cmath>
+#include <cstdint>
 #include <string>
 
 #include "user_error.h"
@@ -18,6 +19,9 @@ namespace attune::cli {
 inline constexpr int kExitFailed = 1;  // a check failed, or the library or the machine did
 inline constexpr int kExitBadInput = 2;
 inline constexpr int kExitInterrupted = 130;  // Ctrl-C: what was done until then has been reported
+
+// Of --seed: --stress-case names seeds by up to 18 digits. Signed, as CLI11 reads -1 as the largest unsigned number.
+inline constexpr int64_t kMostSeed = 999'999'999'999'999'999;
 
 // As CLI::Range, which nan passes.
 inline CLI::Option* check_range(CLI::Option* option, double least, double most) {

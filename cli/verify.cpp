@@ -11,6 +11,7 @@
 
 #include "attune/attune.hpp"
 #include "cases/tensors.h"
+#include "check/bounds.h"
 #include "stopwatch.h"
 #include "user_error.h"
 
@@ -77,11 +78,12 @@ double error_bound(const attune_attention& a, const reference::RowHead& where, c
   const double largest = std::isfinite(row.max_logit) ? std::fabs(row.max_logit) : 0.0;
   const double fp32 = std::ldexp(1.0, -21);
   const double score = row.z_abs * (fp32 + 1.5 * inexact_qk * spread) +
-                       (additive(a, where.head, row.num_visible) + largest + static_cast<double>(a.softcap)) * fp32;
+                       (additive(a, where.head, row.num_visible) + largest + static_cast<double>(a.softcap)) * fp32 +
+                       row.z_lost * oracle::kOfPrologue;
   const double sums = std::ldexp(16 + 2 * std::sqrt(static_cast<double>(row.num_visible)), -24);
   const double weight = sums + compute + inexact_v;
   const double from_scores = 0.5 * std::expm1(2 * score) * (row.pv_abs[dim] + std::fabs(row.out[dim]));
-  const double bound = row.pv_abs[dim] * weight + from_scores + 1e-36;
+  const double bound = row.pv_abs[dim] * weight + row.pv_lost[dim] * oracle::kOfPrologue + from_scores + 1e-36;
   return bound + cases::unit_roundoff(static_cast<attune_dtype>(a.out.dtype)) * (std::fabs(row.out[dim]) + bound);
 }
 

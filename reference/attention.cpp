@@ -22,7 +22,7 @@ RowResult empty_result(const Operation& op) {
   RowResult result;
   result.written = true;
   result.out.assign(static_cast<size_t>(op.head_dim_v), 0.0);
-  result.pv_abs = result.v_abs = result.out;
+  result.pv_abs = result.v_abs = result.pv_lost = result.out;
   result.lse = result.max_logit = -kInfinity;
   return result;
 }
@@ -30,13 +30,21 @@ RowResult empty_result(const Operation& op) {
 // One row on its way: its query, its scores against all keys, its result.
 struct Row {
   Query query;
-  std::vector<double> q;
+  std::vector<double> q, q_lost;
   std::vector<bool> visible;
   std::vector<double> z;  // -inf where not visible
   RowResult* result;
 };
 
-void score_key(const Operation& op, const std::vector<double>& k, int64_t position, size_t j, Row& row) {
+// Sum of |x| lost; 0 where nothing is lost.
+double sum_lost(const std::vector<double>& x, const std::vector<double>& lost) {
+  double sum = 0;
+  for (size_t d = 0; d < lost.size(); ++d) sum += std::fabs(x[d]) * lost[d];
+  return sum;
+}
+
+void score_key(const Operation& op, const std::vector<double>& k, const std::vector<double>& k_lost, int64_t position,
+               size_t j, Row& row) {
   constexpr size_t kSums = 4;  // side by side: one sum would wait for itself, and that is most of a test's time
   double products[kSums] = {}, magnitudes[kSums] = {};
   for (size_t d = 0; d < k.size(); ++d) {
@@ -46,15 +54,19 @@ void score_key(const Operation& op, const std::vector<double>& k, int64_t positi
   const double product = std::accumulate(products, products + kSums, 0.0);
   const double magnitude = std::accumulate(magnitudes, magnitudes + kSums, 0.0);
   row.z[j] = score(op, row.query, position, product);
-  if (row.z[j] != -kInfinity)  // else the key counts for nothing
-    row.result->z_abs = std::max(row.result->z_abs, std::fabs(softmax_scale(op.a)) * magnitude);
+  if (row.z[j] != -kInfinity) {  // else the key counts for nothing
+    const double scale = std::fabs(softmax_scale(op.a));
+    row.result->z_abs = std::max(row.result->z_abs, scale * magnitude);
+    row.result->z_lost = std::max(row.result->z_lost, scale * (sum_lost(row.q, k_lost) + sum_lost(k, row.q_lost)));
+  }
   ++row.result->num_visible;
 }
 
-void add_value(double p, const std::vector<double>& v, RowResult& result) {
+void add_value(double p, const std::vector<double>& v, const std::vector<double>& v_lost, RowResult& result) {
   for (size_t d = 0; d < v.size(); ++d) result.out[d] += p * v[d];
   for (size_t d = 0; d < v.size(); ++d) result.pv_abs[d] += p * std::fabs(v[d]);
   for (size_t d = 0; d < v.size(); ++d) result.v_abs[d] += std::fabs(v[d]);
+  for (size_t d = 0; d < v_lost.size(); ++d) result.pv_lost[d] += p * v_lost[d];
 }
 
 // Evaluates rows of one sequence and one KV head against the same keys. Bytes of a key that no row sees are never read.
@@ -62,17 +74,18 @@ void evaluate(const Operation& op, int64_t b, int64_t kv_head, const std::vector
   for (Row& row : rows) {
     *row.result = empty_result(op);
     row.q = op.query(b, row.query.row, row.query.head);
+    row.q_lost = op.query_lost(b, row.query.row, row.query.head);
     row.z.assign(keys.size(), -kInfinity);
     row.visible.assign(keys.size(), true);
     for (size_t j = 0; j < keys.size() && !op.is_sparse(); ++j)
       row.visible[j] = is_visible(op.a, row.query, keys[j].position);
   }
   for (size_t j = 0; j < keys.size(); ++j) {
-    std::vector<double> k;
+    std::vector<double> k, k_lost;
     for (Row& row : rows) {
       if (!row.visible[j]) continue;
-      if (k.empty()) k = op.key(b, keys[j], kv_head);
-      score_key(op, k, keys[j].position, j, row);
+      if (k.empty()) k = op.key(b, keys[j], kv_head), k_lost = op.key_lost(b, keys[j], kv_head);
+      score_key(op, k, k_lost, keys[j].position, j, row);
     }
   }
   std::vector<Softmax> softmaxes;
@@ -83,13 +96,13 @@ void evaluate(const Operation& op, int64_t b, int64_t kv_head, const std::vector
     row.result->max_logit = softmaxes.back().max();
   }
   for (size_t j = 0; j < keys.size(); ++j) {
-    std::vector<double> v;
+    std::vector<double> v, v_lost;
     for (size_t r = 0; r < rows.size(); ++r) {
       if (!rows[r].visible[j] || softmaxes[r].ignores(rows[r].z[j])) continue;
-      if (v.empty()) v = op.value(b, keys[j], kv_head);
+      if (v.empty()) v = op.value(b, keys[j], kv_head), v_lost = op.value_lost(b, keys[j], kv_head);
       const double p = softmaxes[r].probability(rows[r].z[j]);
       rows[r].result->largest_p = std::max(rows[r].result->largest_p, p);
-      add_value(p, v, *rows[r].result);
+      add_value(p, v, v_lost, *rows[r].result);
     }
   }
 }
@@ -109,7 +122,8 @@ void evaluate_group(const Operation& op, const Group& group, const std::vector<K
     for (size_t i = first; i < std::min(first + kRowsAtOnce, members.size()); ++i) {
       const RowHead& at = wanted[members[i]];
       const int64_t index = at.row - s.first_query;
-      rows.push_back({{group.sequence, at.row, index, s.position(index), at.head}, {}, {}, {}, &results[members[i]]});
+      rows.push_back(
+          {{group.sequence, at.row, index, s.position(index), at.head}, {}, {}, {}, {}, &results[members[i]]});
     }
     evaluate(op, group.sequence, group.kv_head, keys, rows);
   }

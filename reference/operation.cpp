@@ -2,6 +2,7 @@
 #include "reference/operation.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "reference/reference.h"
 
@@ -39,6 +40,11 @@ std::vector<Extent> extents_of(const attune_tensor& tokens, const attune_tensor&
   return extents;
 }
 
+std::vector<double> excess(std::vector<double> magnitudes, const std::vector<double>& values) {
+  for (size_t d = 0; d < values.size(); ++d) magnitudes[d] -= std::fabs(values[d]);
+  return magnitudes;
+}
+
 }  // namespace
 
 std::vector<Sequence> split_sequences(const attune_tensor& tokens, const attune_tensor& cu_seqlens, bool one_a_row) {
@@ -55,7 +61,12 @@ std::vector<Sequence> split_sequences(const attune_tensor& tokens, const attune_
 int64_t num_rows(const attune_attention& a) { return Rows(a.q).count(); }
 
 Operation::Operation(const attune_attention& attention)
-    : a(attention), q_(attention.q), k_(attention.k), v_(attention.v), prologue_(attention.prologue) {
+    : a(attention),
+      q_(attention.q),
+      k_(attention.k),
+      v_(attention.v),
+      prologue_(attention.prologue),
+      magnitudes_(attention.prologue, true) {
   num_rows = q_.count();
   num_heads_q = q_.heads();
   sequences = split_sequences(a.q, a.cu_seqlens_q, present(a.cache.k));
@@ -185,6 +196,25 @@ std::vector<double> Operation::value(int64_t b, const Key& key, int64_t kv_head)
   std::vector<double> row = this->key(b, key, kv_head);
   row.resize(static_cast<size_t>(head_dim_v));
   return row;
+}
+
+std::vector<double> Operation::query_lost(int64_t b, int64_t row, int64_t head) const {
+  if (!prologue_.has_sums()) return {};
+  const Sequence& s = sequences[static_cast<size_t>(b)];
+  return excess(magnitudes_.query(q_, row, head, {b, row, s.position(row - s.first_query)}), query(b, row, head));
+}
+
+std::vector<double> Operation::key_lost(int64_t b, const Key& key, int64_t kv_head) const {
+  if (!prologue_.has_sums() || key.cache != nullptr) return {};
+  return excess(magnitudes_.key(k_, key.row, kv_head, token_of(b, key)), this->key(b, key, kv_head));
+}
+
+std::vector<double> Operation::value_lost(int64_t b, const Key& key, int64_t kv_head) const {
+  if (!prologue_.has_sums() || key.cache != nullptr) return {};
+  if (v_) return excess(magnitudes_.value(v_, key.row, kv_head, token_of(b, key)), value(b, key, kv_head));
+  std::vector<double> lost = key_lost(b, key, kv_head);
+  lost.resize(static_cast<size_t>(head_dim_v));
+  return lost;
 }
 
 }  // namespace attune::reference

@@ -61,6 +61,11 @@ class Operation {
   std::vector<double> key(int64_t b, const Key& key, int64_t kv_head) const;
   std::vector<double> value(int64_t b, const Key& key, int64_t kv_head) const;
 
+  // How much of the magnitudes of these cancels in the prologue, by channel. Empty where nothing can.
+  std::vector<double> query_lost(int64_t b, int64_t row, int64_t head) const;
+  std::vector<double> key_lost(int64_t b, const Key& key, int64_t kv_head) const;
+  std::vector<double> value_lost(int64_t b, const Key& key, int64_t kv_head) const;
+
  private:
   void set_keys();
   // The table row that holds cached position t; nothing for a bad beam.
@@ -71,7 +76,7 @@ class Operation {
 
   Rows q_, k_, v_;
   std::optional<Cache> cache_, extra_cache_;
-  Prologue prologue_;
+  Prologue prologue_, magnitudes_;
   bool same_tokens_ = false;  // row r of k is the token of row r of q
   std::vector<int64_t> owner_;
 };

@@ -5,11 +5,15 @@
 
 namespace attune::reference {
 
+bool Prologue::has_sums() const {
+  return present(p_.q_bias) || present(p_.k_bias) || present(p_.v_bias) || present(p_.rope_cos_sin);
+}
+
 std::vector<double> Prologue::query(const Rows& q, int64_t row, int64_t head, const Token& token) const {
   std::vector<double> x = dequantised(q, row, head, 0);
   add_bias(p_.q_bias, head, x);
   rotate(token, x);
-  const double factor = logn(token.position);
+  const double factor = sized(logn(token.position));
   for (double& value : x) value *= factor;
   return x;
 }
@@ -32,8 +36,9 @@ std::vector<double> Prologue::value(const Rows& v, int64_t row, int64_t head, co
 // Only 8-bit inputs are scaled. which: 0, 1, 2 for q, k, v.
 std::vector<double> Prologue::dequantised(const Rows& rows, int64_t row, int64_t head, int64_t which) const {
   std::vector<double> x = rows.row(row, head);
+  for (double& value : x) value = sized(value);
   if (present(p_.qkv_scale) && element_bytes(rows.dtype()) == 1) {
-    const double scale = number_at(p_.qkv_scale, which);
+    const double scale = sized(number_at(p_.qkv_scale, which));
     for (double& value : x) value *= scale;
   }
   return x;
@@ -41,7 +46,7 @@ std::vector<double> Prologue::dequantised(const Rows& rows, int64_t row, int64_t
 
 void Prologue::add_bias(const attune_tensor& bias, int64_t head, std::vector<double>& x) const {
   if (!present(bias)) return;
-  for (size_t d = 0; d < x.size(); ++d) x[d] += number_at(bias, head, static_cast<int64_t>(d));
+  for (size_t d = 0; d < x.size(); ++d) x[d] += sized(number_at(bias, head, static_cast<int64_t>(d)));
 }
 
 void Prologue::multiply_ia3(const attune_tensor& weights, int64_t sequence, int64_t head,
@@ -49,7 +54,7 @@ void Prologue::multiply_ia3(const attune_tensor& weights, int64_t sequence, int6
   if (!present(weights)) return;
   const int64_t task = present(p_.ia3_task) ? integer_at(p_.ia3_task, sequence) : 0;
   if (task < 0 || task >= weights.shape[0]) return;
-  for (size_t d = 0; d < x.size(); ++d) x[d] *= number_at(weights, task, head, static_cast<int64_t>(d));
+  for (size_t d = 0; d < x.size(); ++d) x[d] *= sized(number_at(weights, task, head, static_cast<int64_t>(d)));
 }
 
 int64_t Prologue::mrope_component(int64_t pair) const {
@@ -77,7 +82,7 @@ void Prologue::rotate(const Token& token, std::vector<double>& x) const {
   if (index < 0 || index >= (table.rank == 3 ? table.shape[0] : 1)) return;
   const int64_t num_positions = table.shape[table.rank - 2], half = table.shape[table.rank - 1] / 2;
   const auto entry = [&](int64_t position, int64_t column) {
-    return table.rank == 3 ? number_at(table, index, position, column) : number_at(table, position, column);
+    return sized(table.rank == 3 ? number_at(table, index, position, column) : number_at(table, position, column));
   };
   for (int64_t j = 0; j < half; ++j) {
     const int64_t position = rope_position(token, j);
@@ -87,7 +92,7 @@ void Prologue::rotate(const Token& token, std::vector<double>& x) const {
     const int64_t second = p_.rope_interleaved != 0 ? first + 1 : first + half;
     double& a = x[static_cast<size_t>(first)];
     double& b = x[static_cast<size_t>(second)];
-    const double rotated = c * a - s * b;
+    const double rotated = magnitudes_ ? c * a + s * b : c * a - s * b;
     b = c * b + s * a;
     a = rotated;
   }

@@ -2,6 +2,7 @@
 // What happens to q, k and v of the new tokens before they attend, row by row, in double.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -19,7 +20,11 @@ struct Token {
 
 class Prologue {
  public:
-  explicit Prologue(const attune_prologue& p) : p_(p) {}
+  // magnitudes: of all factors and terms, so that nothing cancels. What fp32 loses is relative to these.
+  explicit Prologue(const attune_prologue& p, bool magnitudes = false) : p_(p), magnitudes_(magnitudes) {}
+
+  // Whether something may cancel.
+  bool has_sums() const;
 
   // One head of one token, as it attends.
   std::vector<double> query(const Rows& q, int64_t row, int64_t head, const Token& token) const;
@@ -35,7 +40,10 @@ class Prologue {
   void rotate(const Token& token, std::vector<double>& x) const;
   double logn(int64_t position) const;
 
+  double sized(double x) const { return magnitudes_ ? std::fabs(x) : x; }
+
   const attune_prologue& p_;
+  bool magnitudes_;
 };
 
 }  // namespace attune::reference

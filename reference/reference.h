@@ -22,13 +22,15 @@ struct RowHead {
 struct RowResult {
   bool written =
       false;  // false: the operation must leave the row untouched (finished, skipped, no sequence owns the row)
-  std::vector<double> out;     // [head_dim_v], before rounding or output scaling
-  std::vector<double> pv_abs;  // [head_dim_v]: sum over visible keys of p * |v|
-  std::vector<double> v_abs;   // [head_dim_v]: of |v|
-  double largest_p = 0;        // of the visible keys
-  double lse = 0;              // natural log, without sinks; -inf when nothing is visible
-  double max_logit = 0;        // -inf when nothing is visible
-  double z_abs = 0;            // max over visible keys of |scale| * sum_d |q_d k_d|: what rounding of q and k can move
+  std::vector<double> out;      // [head_dim_v], before rounding or output scaling
+  std::vector<double> pv_abs;   // [head_dim_v]: sum over visible keys of p * |v|
+  std::vector<double> v_abs;    // [head_dim_v]: of |v|
+  std::vector<double> pv_lost;  // [head_dim_v]: of p times what the prologue's sums cancel of v (Operation::value_lost)
+  double largest_p = 0;         // of the visible keys
+  double lse = 0;               // natural log, without sinks; -inf when nothing is visible
+  double max_logit = 0;         // -inf when nothing is visible
+  double z_abs = 0;             // max over visible keys of |scale| * sum_d |q_d k_d|: what rounding of q and k can move
+  double z_lost = 0;            // the same of |q| and what cancels of k, and the other way round
   int64_t num_visible = 0;
 };
 

@@ -316,6 +316,15 @@ TEST(BackwardErrors, NameWhatIsWrong) {
   EXPECT_STREQ(attune_last_error(), "attention is null");
 }
 
+TEST(BackwardErrors, BiasOfFewerKeys) {
+  BackwardProblem problem(make_case(R"({"name": "x", "heads": [6, 2], "queries": "fixed", "seqlens_q": [3],
+      "seqlens_kv": [9], "bias": 2, "backward": {}})"));
+  BackwardCall call = problem.device();
+  call.attention.bias.shape[2] = call.op.dbias.shape[2] = 8;
+  EXPECT_EQ(attune_attention_backward_supported(call.linked(), kCpu), ATTUNE_INVALID_ARGUMENT);
+  EXPECT_STREQ(attune_last_error(), "bias.shape[2] is 8; it must be at least 9 (seqlen_kv)");
+}
+
 TEST(BackwardErrors, RunsFitTheirPlans) {
   BackwardProblem problem(make_case(R"({"name": "x", "heads": [6, 2], "seqlens_q": [30, 5], "seqlens_kv": [40, 9],
       "causal": true, "sinks": "normal", "backward": {}})"));

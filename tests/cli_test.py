@@ -125,6 +125,15 @@ class Basics(CliTest):
         self.assertIn("cpu_attention", [kernel["name"] for kernel in info["kernels"]])
         self.assertIn("kernels", attune("info", "--no-ceilings").stdout)
 
+    def test_threads_of_the_environment(self):
+        def threads(text):
+            return json.loads(attune("info", "--json", "--no-ceilings", env={"OMP_NUM_THREADS": text}).stdout)["threads"]
+
+        for text, count in (("3", 3), (" 5 ", 5), ("4,2", 4), ("4096", 4096)):  # a list is of OpenMP's nested levels
+            self.assertEqual(threads(text), count, text)
+        for text in ("", "0", "-3", "4097", "4294967297", "99999999999", "99999999999999999999", "3x", "2.5", "0x10"):
+            self.assertEqual(threads(text), len(os.sched_getaffinity(0)), text)
+
     def test_matrix_is_a_markdown_table(self):
         lines = attune("info", "--matrix").stdout.splitlines()
         self.assertTrue(lines[0].startswith("| axis |"))
@@ -147,6 +156,9 @@ class Basics(CliTest):
         trace = self.write("trace.csv", TRACE)
         for arguments in (["check", "--stress"], ["bench", "--min-time"], ["replay", trace, "--time-scale"]):
             self.refuse(attune(*arguments, "nan"), f"{arguments[-1]}: Value nan not in range")
+        for arguments in (["check", "--stress", 1], ["replay", trace], ["demo"]):
+            for seed in ("-1", "-18446744073709551615", "1000000000000000000", "18446744073709551616", "1.5"):
+                self.refuse(attune(*arguments, "--seed", seed), f"--seed: Value {seed} not in range")
 
     def test_explain_counts_work(self):
         file = self.directory / "explain.json"

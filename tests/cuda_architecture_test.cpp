@@ -121,6 +121,12 @@ TEST(Architecture, TheCApiAnswersByCapability) {
   EXPECT_THAT(attune_last_error(),
               HasSubstr("cuda_prefill_fp32, which needs wgmma: compute capability 9.0, this is 8.6"));
 
+  for (const int32_t capability : {-5, 1000, 1 << 30}) {
+    EXPECT_EQ(attune_supported_by_capability(&a, capability), ATTUNE_INVALID_ARGUMENT) << capability;
+    EXPECT_EQ(attune_last_error(),
+              cat("capability is ", capability, "; it must be 0 to 999: 10 * major + minor of a compute capability"));
+  }
+
   a.softcap = -1;
   EXPECT_EQ(attune_supported_by_capability(&a, 90), ATTUNE_INVALID_ARGUMENT);
 }

@@ -34,13 +34,16 @@ inline std::string find_difference(const reference::RowResult& expected, const r
   for (const std::string& failure : {differs("lse", expected.lse, actual.lse, scores),
                                      differs("max_logit", expected.max_logit, actual.max_logit, scores),
                                      differs("z_abs", expected.z_abs, actual.z_abs, expected.z_abs),
+                                     differs("z_lost", expected.z_lost, actual.z_lost, scores + expected.z_lost),
                                      differs("largest_p", expected.largest_p, actual.largest_p, scores)}) {
     if (!failure.empty()) return failure;
   }
   for (size_t d = 0; d < expected.out.size(); ++d) {
     const double pv_abs = expected.pv_abs[d] * scores, v_abs = expected.v_abs[d];
+    const double pv_lost = expected.pv_lost[d] * scores;
     for (const std::string& failure : {differs("out", expected.out[d], actual.out[d], pv_abs),
                                        differs("pv_abs", expected.pv_abs[d], actual.pv_abs[d], pv_abs),
+                                       differs("pv_lost", expected.pv_lost[d], actual.pv_lost[d], pv_abs + pv_lost),
                                        differs("v_abs", expected.v_abs[d], actual.v_abs[d], v_abs)}) {
       if (!failure.empty()) return "channel " + std::to_string(d) + ", " + failure;
     }

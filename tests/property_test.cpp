@@ -310,5 +310,31 @@ TEST(Memory, OfALongPrefillGrowsWithTilesNotWithItsSquare) {
   }
 }
 
+// RoPE turns q and k into rows that are small where the other is large. What fp32 loses there is relative to what
+// cancels, not to the products of the score.
+TEST(Accuracy, OfAPrologueThatCancels) {
+  cases::Problem problem(make_case(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "dtype": "f32",
+      "kv": "dense", "seqlens_q": [9], "seqlens_kv": [9], "max_logits": true,
+      "prologue": {"rope": {"style": "linear", "dim": 64}}})"));
+  const attune_attention& a = problem.host();
+  const auto fill = [](const attune_tensor& t, auto&& value) {
+    cases::for_each_element(
+        t, [&](const int64_t* at, void* x) { *static_cast<float*>(x) = static_cast<float>(value(at)); });
+  };
+  fill(a.prologue.rope_cos_sin,
+       [](const int64_t* at) { return 0.5 + 0.37 / static_cast<double>(1 + at[1] % 32 + at[0]); });
+  for (const double sign : {1.0, -1.0}) {
+    fill(sign > 0 ? a.q : a.k, [sign](const int64_t* at) {
+      const int64_t pair = at[2] % 32;
+      const double x = 1 + 0.7 * std::sin(static_cast<double>(7 * at[0] + 3 * at[1] + 11 * pair));
+      return at[2] < 32 ? x : sign * x * (1 + std::ldexp(std::cos(static_cast<double>(5 * at[0] + pair)), -12));
+    });
+  }
+  problem.arena().upload();
+  const cases::Expected expected = cases::evaluate(problem);
+  plan_and_run(problem.device());
+  EXPECT_EQ(cases::compare(problem, expected).failure, "");
+}
+
 }  // namespace
 }  // namespace attune::tests

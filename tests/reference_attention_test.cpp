@@ -52,6 +52,24 @@ TEST(ReferenceAttention, TwoKeysByHand) {
   EXPECT_DOUBLE_EQ(row.pv_abs[1], 3);
 }
 
+TEST(ReferenceAttention, WhatAPrologueCancels) {
+  Store store;
+  attune_attention a = empty_attention();
+  a.q = store.floats({1, 1, 2}, {3, 1});
+  a.k = store.floats({1, 1, 2}, {2, -1});
+  a.v = store.floats({1, 1, 1}, {5});
+  a.prologue.q_bias = store.floats({1, 2}, {-2, 1});
+  a.prologue.v_bias = store.floats({1, 1}, {-4});
+  a.prologue.rope_cos_sin = store.floats({1, 2}, {1, 1});
+  const RowResult row = attention(a)[0];
+  // q is (1, 2), turned (-1, 3), of magnitudes (5, 2), turned (7, 7). k is turned (3, 1), of (3, 3).
+  EXPECT_DOUBLE_EQ(row.max_logit, 0);
+  EXPECT_DOUBLE_EQ(row.z_abs, 6);
+  EXPECT_DOUBLE_EQ(row.z_lost, 6 * 3 + 4 * 1 + 3 * 2);
+  EXPECT_DOUBLE_EQ(row.out[0], 1);
+  EXPECT_DOUBLE_EQ(row.pv_lost[0], 8);
+}
+
 TEST(ReferenceAttention, OnesStayOnes) {
   Store store;
   attune_attention a = empty_attention();

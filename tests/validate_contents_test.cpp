@@ -101,6 +101,12 @@ const BadContent kContents[] = {
      R"("kv": "paged", "new_tokens": true, "seqlens_kv": [9, 7], "prologue": {"rope": {"style": "linear", "dim": 16,
         "tables": 2}})",
      "rope_table_index[0]", [](Problem& p) { set(p, p.host().prologue.rope_table_index, {0}, 2); }},
+    {"bias_of_fewer_keys", R"("seqlens_q": [3, 2], "seqlens_kv": [7, 9], "bias": 2)",
+     "sequence 1 has 9 keys; bias.shape[2] is 8 and must be at least that",
+     [](Problem& p) { p.host().bias.shape[2] = 8; }},
+    {"bias_of_fewer_rows",
+     R"("kv": "paged", "new_tokens": true, "seqlens_q": [3, 2], "seqlens_kv": [9, 20], "bias": 1)",
+     "sequence 1 has 22 keys; bias.shape[1] is 21", [](Problem& p) { p.host().bias.shape[1] = 21; }},
 };
 
 class BadContents : public testing::TestWithParam<BadContent> {};
@@ -152,6 +158,8 @@ const BadContent kOddContents[] = {
          set(p, cache.page_table, {1, i}, 0);
        }
      }},
+    {"bias_of_fewer_keys_than_a_sequence_without_queries", R"("seqlens_q": [3, 0], "seqlens_kv": [7, 9], "bias": 2)",
+     "", [](Problem& p) { p.host().bias.shape[1] = p.host().bias.shape[2] = 7; }},
 };
 
 class OddContents : public testing::TestWithParam<BadContent> {};

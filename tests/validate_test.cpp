@@ -274,6 +274,20 @@ TEST(WrongField, IsNamed) {
   }
 }
 
+TEST(WrongBias, DoesNotCoverFixedLengths) {
+  Problem problem(make_case(cases::Row(R"("name": "x", "heads": [4, 2], "queries": "fixed", "seqlens_q": [3, 3],
+      "seqlens_kv": [9, 9], "bias": 2)")));
+  for (const int axis : {1, 2}) {
+    attune_attention a = problem.device();
+    a.bias.shape[axis] = 8;
+    const std::string name = "bias.shape[" + std::to_string(axis) + "]";
+    expect_refused(problem, a, name + " is 8; it must be at least 9 (seqlen_kv)", name);
+    Int32Vector shorter({8, 8});  // only the device may know these
+    a.seqused_kv = shorter.tensor();
+    EXPECT_ATTUNE_OK(attune_validate(&a, kCpu, nullptr));
+  }
+}
+
 TEST(Workspace, TooSmallSaysByHowMuch) {
   Problem problem(every_tensor_case("cache"));
   const attune_attention a = problem.device();

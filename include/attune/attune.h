@@ -117,8 +117,9 @@ ATTUNE_API attune_status attune_get_device_info(int32_t i, attune_device_info* i
  * Writes at most capacity bytes with the final 0; *needed (may be NULL) gets the size of the whole text. Opens driver
  * and compiler. */
 ATTUNE_API attune_status attune_describe_cuda(char* text, size_t capacity, size_t* needed);
-/* Threads of the CPU backend's pool; 0 restores the default (OMP_NUM_THREADS, else all cores). Plans made later use
- * it. Planning starts what of them is missing; an operation without a plan does so itself, once. */
+/* Threads of the CPU backend's pool, up to 4096; 0 restores the default: OMP_NUM_THREADS where that is a whole number
+ * of 1 to 4096, else all cores. Plans made later use it. Planning starts what of them is missing; an operation without
+ * a plan does so itself, once. */
 ATTUNE_API attune_status attune_set_num_threads(int32_t num_threads);
 ATTUNE_API attune_status attune_get_num_threads(int32_t* num_threads);
 
@@ -312,7 +313,8 @@ typedef struct attune_plan attune_plan;
 /* OK when a kernel covers the descriptor on the device. UNSUPPORTED: attune_last_error() names the nearest kernel and
  * what differs. INVALID_ARGUMENT: the descriptor is wrong on every device. Data pointers may be NULL. */
 ATTUNE_API attune_status attune_supported(const attune_attention* attention, attune_device device);
-/* The same for any NVIDIA GPU of a compute capability, 10 * major + minor. Neither GPU nor driver need be there. */
+/* The same for any NVIDIA GPU of a compute capability, 10 * major + minor, 0 to 999. Neither GPU nor driver need be
+ * there. */
 ATTUNE_API attune_status attune_supported_by_capability(const attune_attention* attention, int32_t capability);
 /* Chooses a kernel and fixes sizes. What this descriptor has is the most that later runs may have: batch, total_q,
  * seqlen_q of rank 4, dense keys, topk, and max_seqlen_q and max_seqlen_kv, given or derived. Heads, head dims,

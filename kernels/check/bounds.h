@@ -26,16 +26,18 @@ struct RowBounds {
 };
 
 constexpr double kOfFp32 = 1.0 / (1 << 21);  // of a sum of products in fp32
+constexpr double kOfPrologue = 1.0 / (1 << 22);  // of what a prologue adds up in fp32, relative to what cancels there
 
 ATTUNE_CHECK_BOTH bool is_finite(double x) { return x - x == 0; }
 
-ATTUNE_CHECK_BOTH RowBounds bounds_of_row(const BoundTerms& terms, double z_abs, double max_logit, double lse,
-                                                 long long num_visible) {
+ATTUNE_CHECK_BOTH RowBounds bounds_of_row(const BoundTerms& terms, double z_abs, double z_lost, double max_logit,
+                                          double lse, long long num_visible) {
   const double largest = is_finite(max_logit) ? fabs(max_logit) : 0.0;
   const double sums = (16 + 2 * sqrt(static_cast<double>(num_visible))) / (1 << 24);
   const double log_sum = is_finite(lse) ? fabs(lse) : 0.0;
   RowBounds b;
-  b.score = z_abs * (kOfFp32 + terms.of_products) + (terms.additive + largest) * kOfFp32;
+  b.score = z_abs * (kOfFp32 + terms.of_products) + (terms.additive + largest) * kOfFp32 +
+            z_lost * kOfPrologue;
   b.value = sums + terms.of_p + terms.of_values;
   b.sum = sums + terms.of_sum;
   b.least = terms.least;
@@ -45,10 +47,11 @@ ATTUNE_CHECK_BOTH RowBounds bounds_of_row(const BoundTerms& terms, double z_abs,
 
 // Of one channel of out = numerator / sum. A score that is off by e moves its probability by a factor of exp(e), and
 // both by no more than this.
-ATTUNE_CHECK_BOTH double bound_of_out(const RowBounds& b, double out, double pv_abs, double v_abs,
-                                             double largest_p) {
+ATTUNE_CHECK_BOTH double bound_of_out(const RowBounds& b, double out, double pv_abs, double pv_lost, double v_abs,
+                                      double largest_p) {
   const double from_scores = 0.5 * expm1(2 * b.score);
-  return pv_abs * (b.value + from_scores) + v_abs * b.least * largest_p + fabs(out) * (b.sum + from_scores) + 1e-36;
+  return pv_abs * (b.value + from_scores) + pv_lost * kOfPrologue + v_abs * b.least * largest_p +
+         fabs(out) * (b.sum + from_scores) + 1e-36;
 }
 
 // What the bounds of one gradient have in common (docs/semantics.md, "Precision and determinism").

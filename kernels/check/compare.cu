@@ -18,12 +18,12 @@ struct Expected {
 // Element i of all outputs. what: 0 out, 1 lse, 2 max_logits.
 __device__ inline Expected expected_of(const CompareParams& p, int what, long long output_row, long long at) {
   const OracleParams& o = *p.oracle;
-  const RowBounds b = bounds_of_row(p.terms, o.z_abs[output_row], o.max_logit[output_row], o.lse[output_row],
-                                    o.num_visible[output_row]);
+  const RowBounds b = bounds_of_row(p.terms, o.z_abs[output_row], o.z_lost[output_row], o.max_logit[output_row],
+                                    o.lse[output_row], o.num_visible[output_row]);
   if (what == 1) return {o.lse[output_row], b.lse};
   if (what == 2) return {o.max_logit[output_row], b.score};
   return {o.out[at] * p.out_scale,
-          bound_of_out(b, o.out[at], o.pv_abs[at], o.v_abs[at], o.largest_p[output_row]) * p.out_scale};
+          bound_of_out(b, o.out[at], o.pv_abs[at], o.pv_lost[at], o.v_abs[at], o.largest_p[output_row]) * p.out_scale};
 }
 
 __device__ inline void compare_element(const CompareParams& p, int what, long long at, long long index,

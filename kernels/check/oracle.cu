@@ -18,7 +18,7 @@ __device__ inline double larger(double x, double y) {
 
 // Statistics of the scores of a row; at first of one thread's keys.
 struct RowStats {
-  double largest, z_abs, num_visible;
+  double largest, z_abs, z_lost, num_visible;
 };
 
 struct OutputRow {
@@ -38,8 +38,13 @@ __device__ inline Key key_of_row(const OutputRow& l, long long j) {
   return key;
 }
 
+// Channel d of k_lost or v_lost.
+__device__ inline double lost_of(const Tensor& lost, const Key& key, long long kv_head, int d) {
+  return present(lost) && key.cache == nullptr ? channel(dense_row(lost, key.row, kv_head), d) : 0.0;
+}
+
 __device__ inline void make_scores(const OutputRow& l) {
-  RowStats stats = {-infinity(), 0, 0};
+  RowStats stats = {-infinity(), 0, 0, 0};
   const Row q = dense_row(l.p.q, l.query.row, l.query.head);
   for (long long j = threadIdx.x; j < l.keys.count; j += blockDim.x) {
     l.probs[j] = -infinity();
@@ -47,16 +52,20 @@ __device__ inline void make_scores(const OutputRow& l) {
     if (!key.exists) continue;
     l.values[j] = value_row(l.p, key, l.kv_head);
     const Row k = key_row(l.p, key, l.kv_head);
-    double product = 0, magnitude = 0;
+    double product = 0, magnitude = 0, lost = 0;
     for (int d = 0; d < l.p.head_dim_qk; ++d) {
       const double x = channel(q, d) * channel(k, d);
       product += x;
       magnitude += fabs(x);
+      if (!present(l.p.q_lost)) continue;
+      lost += fabs(channel(q, d)) * lost_of(l.p.k_lost, key, l.kv_head, d) +
+              fabs(channel(k, d)) * channel(dense_row(l.p.q_lost, l.query.row, l.query.head), d);
     }
     const double z = score(l.p, l.p.softmax_scale, l.query, key.position, product);
-    const double z_abs = fabs(l.p.softmax_scale) * magnitude;
+    const double z_abs = fabs(l.p.softmax_scale) * magnitude, z_lost = fabs(l.p.softmax_scale) * lost;
     l.probs[j] = z;
     if (z != -infinity() && z_abs > stats.z_abs) stats.z_abs = z_abs;
+    if (z != -infinity() && z_lost > stats.z_lost) stats.z_lost = z_lost;
     stats.largest = larger(stats.largest, z);
     stats.num_visible += 1;
   }
@@ -64,15 +73,17 @@ __device__ inline void make_scores(const OutputRow& l) {
   mine[0] = stats.largest;
   mine[1] = stats.z_abs;
   mine[2] = stats.num_visible;
+  mine[4] = stats.z_lost;
 }
 
 // The statistics of all threads, merged.
 __device__ inline RowStats gather(const OutputRow& l) {
-  RowStats all = {-infinity(), 0, 0};
+  RowStats all = {-infinity(), 0, 0, 0};
   for (unsigned t = 0; t < blockDim.x; ++t) {
     const double* of = l.sums + t * kNumSums;
     all.largest = larger(all.largest, of[0]);
     if (of[1] > all.z_abs) all.z_abs = of[1];
+    if (of[4] > all.z_lost) all.z_lost = of[4];
     all.num_visible += of[2];
   }
   return all;
@@ -108,7 +119,8 @@ __device__ inline double make_probs(const OutputRow& l, double largest, double s
 }
 
 __device__ inline void make_channel(const OutputRow& l, int d) {
-  double out = 0, pv_abs = 0, v_abs = 0;
+  const Tensor& lost = present(l.p.v) ? l.p.v_lost : l.p.k_lost;
+  double out = 0, pv_abs = 0, pv_lost = 0, v_abs = 0;
   for (long long j = 0; j < l.keys.count; ++j) {
     const double p = l.probs[j];
     if (p == kNoP) continue;
@@ -116,10 +128,12 @@ __device__ inline void make_channel(const OutputRow& l, int d) {
     out += p * v;
     pv_abs += p * fabs(v);
     v_abs += fabs(v);
+    if (present(lost)) pv_lost += p * lost_of(lost, key_of_row(l, j), l.kv_head, d);
   }
   const long long at = (l.query.row * l.p.heads_q + l.query.head) * l.p.head_dim_v + d;
   l.p.out[at] = out;
   l.p.pv_abs[at] = pv_abs;
+  l.p.pv_lost[at] = pv_lost;
   l.p.v_abs[at] = v_abs;
 }
 
@@ -139,6 +153,7 @@ __device__ inline void make_row(const OutputRow& l) {
     l.p.lse[at] = lse;
     l.p.max_logit[at] = stats.largest;
     l.p.z_abs[at] = stats.z_abs;
+    l.p.z_lost[at] = stats.z_lost;
     l.p.largest_p[at] = largest_p;
     l.p.num_visible[at] = static_cast<long long>(stats.num_visible);
     l.p.written[at] = 1;

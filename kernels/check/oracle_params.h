@@ -48,9 +48,12 @@ struct OracleParams {
   long long rows, batch;
   int heads_q, heads_kv, head_dim_qk, head_dim_v;
 
+  // What the prologue's sums cancel of q, k and v, as these; absent where nothing can.
+  Tensor q_lost, k_lost, v_lost;
+
   // Results, as those of reference/reference.h: [rows, heads_q, head_dim_v] and [rows, heads_q].
-  double *out, *pv_abs, *v_abs;
-  double *lse, *max_logit, *z_abs, *largest_p;
+  double *out, *pv_abs, *pv_lost, *v_abs;
+  double *lse, *max_logit, *z_abs, *z_lost, *largest_p;
   long long* num_visible;
   unsigned char* written;
   // Of each block: max_keys doubles, and kNumSums of each thread; and where the value of each key lies.
@@ -58,6 +61,6 @@ struct OracleParams {
   Row* values;
   long long max_keys;
 };
-constexpr int kNumSums = 4;
+constexpr int kNumSums = 5;
 
 }  // namespace attune::oracle

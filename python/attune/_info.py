@@ -60,7 +60,7 @@ def info() -> str:
 
 
 def set_num_threads(count: int) -> None:
-    """Threads of the CPU backend, for plans made later; 0 restores the default (OMP_NUM_THREADS, else all cores)."""
+    """Threads of the CPU backend, for plans made later; 0 restores the default: OMP_NUM_THREADS, from 1 to 4096, else all cores."""
     _core.set_num_threads(whole("count", count, most=4096))
 
 

@@ -115,9 +115,10 @@ attune_dtype dtype_of(dlpack::DataType type) {
 }
 
 // What a framework said, without the stack that some add.
-std::string first_line(nb::python_error& error) {
+[[noreturn]] void unreadable(const Name& name, nb::handle array, nb::python_error& error) {
+  refuse_transform(name, array);
   const std::string message = text(error.value());
-  return message.substr(0, message.find('\n'));
+  type_error(name.text() + " cannot be read: " + message.substr(0, message.find('\n')));
 }
 
 std::string dtype_text(nb::handle array) {
@@ -249,7 +250,7 @@ attune_tensor Arrays::view(const Name& name, nb::handle array, Use use) {
     read(name, array, &view);
   } catch (nb::python_error& e) {
     if (e.matches(classes().error) || e.matches(PyExc_MemoryError) || !e.matches(PyExc_Exception)) throw;
-    type_error(name.text() + " cannot be read: " + first_line(e));
+    unreadable(name, array, e);
   } catch (const std::bad_cast&) {
     type_error(name.text() + " cannot be read: an attribute of " + text(nb::repr(nb::handle(Py_TYPE(array.ptr())))) +
                " is no int that fits");
@@ -273,8 +274,9 @@ void Arrays::read(const Name& name, nb::handle array, View* view) {
       dlpack::Tensor tensor{};
       if (entry.api->tensor_from_object(array.ptr(), &tensor) != 0) {
         nb::python_error cause;
-        type_error(name.text() + " cannot be read: " + first_line(cause));
+        unreadable(name, array, cause);
       }
+      if (tensor.data == nullptr) refuse_transform(name, array);
       from_dlpack(name, array, tensor, view->as, &view->tensor);
       view->device_type = tensor.device.type;
       view->device_id = tensor.device.id;
@@ -308,7 +310,7 @@ void Arrays::read_struct(const Name& name, nb::handle array, View* view) {
   auto* from = static_cast<const ArrayInterface*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
   if (from == nullptr) {
     nb::python_error cause;
-    type_error(name.text() + " cannot be read: " + first_line(cause));
+    unreadable(name, array, cause);
   }
   require_rank(name, from->nd);
   attune_tensor& to = view->tensor;
@@ -339,19 +341,19 @@ void Arrays::read_capsule(const Name& name, nb::handle array, View* view) {
     if (device_type_of(name, device) == dlpack::kCuda) arguments["stream"] = -1;
     exporter = array.attr("__dlpack__");
   } catch (nb::python_error& e) {  // an array that was deleted, say
-    type_error(name.text() + " cannot be read: " + first_line(e));
+    unreadable(name, array, e);
   }
   refuse_negative_bit(name, array);
   try {
     arguments["max_version"] = nb::make_tuple(1, 0);
     capsule = exporter(**arguments);
   } catch (nb::python_error& e) {
-    if (!e.matches(PyExc_TypeError)) type_error(name.text() + " cannot be read: " + first_line(e));
+    if (!e.matches(PyExc_TypeError)) unreadable(name, array, e);
     nb::del(arguments["max_version"]);  // older than DLPack 1.0
     try {
       capsule = exporter(**arguments);
     } catch (nb::python_error& again) {
-      type_error(name.text() + " cannot be read: " + first_line(again));
+      unreadable(name, array, again);
     }
   }
   const dlpack::Tensor* tensor;
@@ -366,7 +368,7 @@ void Arrays::read_capsule(const Name& name, nb::handle array, View* view) {
     auto* managed = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
     if (managed == nullptr) {
       nb::python_error cause;
-      type_error(name.text() + " cannot be read: " + first_line(cause));
+      unreadable(name, array, cause);
     }
     tensor = &managed->tensor;
   }

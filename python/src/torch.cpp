@@ -48,6 +48,14 @@ void refuse_negative_bit(const Name& name, nb::handle array) {
                      ".resolve_neg()");
 }
 
+void refuse_transform(const Name& name, nb::handle array) {
+  nb::object torch = nb::module_::import_("sys").attr("modules").attr("get")("torch");
+  if (torch.is_none() || !nb::isinstance(array, torch.attr("Tensor"))) return;
+  if (nb::cast<bool>(torch.attr("_C").attr("_functorch").attr("is_functorch_wrapped_tensor")(array)))
+    invalid_argument(name.text() + " is under a transform of torch.func (vmap, say), which this operation does not " +
+                     "serve: call it outside, once for the whole batch");
+}
+
 void refuse_what_would_be_lost(const Name& name, nb::handle array) {
   refuse_negative_bit(name, array);
   refuse_gradient(name, array);

@@ -10,5 +10,7 @@ namespace attune::python {
 void refuse_what_would_be_lost(const Name& name, nb::handle array);
 // The last of these. DLPack cannot say it.
 void refuse_negative_bit(const Name& name, nb::handle array);
+// Throws where a transform of torch.func is why an array has no memory.
+void refuse_transform(const Name& name, nb::handle array);
 
 }  // namespace attune::python

@@ -225,6 +225,18 @@ def test_transforms_of_torch_func_are_refused_by_name():
             transform(lambda x: attune.attention(x, k, k, causal=True).sum())(given)
 
 
+def test_transforms_without_gradients_are_refused_by_name():
+    q, k, parts, lse = torch.randn(2, 5, 2, 16), torch.randn(5, 2, 16), torch.randn(3, 2, 5, 2, 16), torch.randn(3, 2, 5, 2)
+    message = "is under a transform of torch.func .*: call it outside, once for the whole batch"
+    for transform in (torch.func.vmap, torch.func.functionalize, lambda f: torch.func.vmap(torch.no_grad()(f))):
+        with pytest.raises(ValueError, match=f"^q {message}"):
+            transform(lambda x: attune.attention(x, x, x))(q)
+    with pytest.raises(ValueError, match=f"^k {message}"):
+        torch.func.vmap(lambda x: attune.attention(k, x, k))(q)
+    with pytest.raises(ValueError, match=f"^partial_out {message}"):
+        torch.func.vmap(attune.merge)(parts, lse)
+
+
 def test_a_tangent_is_not_lost():
     q, k, tangent = (torch.randn(5, 2, 16) for _ in range(3))
     with torch.autograd.forward_ad.dual_level():

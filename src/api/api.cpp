@@ -126,8 +126,8 @@ attune_status attune_describe_cuda(char* text, size_t capacity, size_t* needed) 
 
 attune_status attune_set_num_threads(int32_t num_threads) {
   return guarded([&] {
-    require(num_threads >= 0 && num_threads <= 4096, "num_threads is ", num_threads,
-            "; it must be 0 (default) to 4096");
+    require(num_threads >= 0 && num_threads <= attune::cpu::kMostThreads, "num_threads is ", num_threads,
+            "; it must be 0 (default) to ", attune::cpu::kMostThreads);
     attune::cpu::set_num_threads(num_threads);
   });
 }
@@ -179,6 +179,8 @@ attune_status attune_supported_by_capability(const attune_attention* attention, 
   return guarded([&] {
     const Known<attune_attention> known("attention", attention);
     const Problem p = attune::make_problem(*known, Data::kOptional);
+    require(capability >= 0 && capability <= 999, "capability is ", capability,
+            "; it must be 0 to 999: 10 * major + minor of a compute capability");
     const std::string old = attune::cuda::too_old(capability);
     if (!old.empty()) attune::fail(ATTUNE_UNSUPPORTED, "a GPU that ", old);
     attune::choose_kernel(p, attune::traits_of(p, *known), ATTUNE_DEVICE_CUDA, attune::kAttention,

@@ -316,6 +316,12 @@ void read_score(Problem& p, const attune_attention& a, Data data) {
     check_tensor("bias", a.bias, kFloats, {3}, data);
     require(a.bias.shape[0] == 1 || a.bias.shape[0] == p.heads_q, "bias.shape[0] is ", a.bias.shape[0],
             "; it must be 1 or ", p.heads_q, " (num_heads_q)");
+    // Lengths that tables hold are attune_validate's: here they may be on a device.
+    if (p.dense_kv && !p.cu_kv && !p.seqused && p.total_q > 0) {
+      for (const int axis : {1, 2})
+        require(a.bias.shape[axis] >= p.fixed_kv, "bias.shape[", axis, "] is ", a.bias.shape[axis],
+                "; it must be at least ", p.fixed_kv, " (seqlen_kv)");
+    }
     p.bias = param_view(a.bias);
   }
   if (present(a.new_token_bias)) {

@@ -60,12 +60,21 @@ void validate_pages(const Problem& p, int64_t b, int64_t n) {
   }
 }
 
+// A bias has a row for each position and a column for each key.
+void validate_bias(const Problem& p, int64_t b, const Sequence& s) {
+  if (!p.bias || s.num_q == 0 || p.is_finished(b) || (p.skip_decode && s.num_q == 1)) return;
+  for (const int axis : {1, 2})
+    expect(p.bias.shape[axis] >= s.seqlen_kv(), "sequence ", b, " has ", s.seqlen_kv(), " keys; bias.shape[", axis,
+           "] is ", p.bias.shape[axis], " and must be at least that");
+}
+
 void validate_sequences(const Problem& p) {
   std::vector<Sequence> sequences(static_cast<size_t>(p.batch));
   make_sequences(p, sequences.data());
   for (int64_t b = 0; b < p.batch; ++b) {
     const Sequence& s = sequences[static_cast<size_t>(b)];
     expect(s.num_q <= p.max_seqlen_q, "sequence ", b, " has ", s.num_q, " queries; max_seqlen_q is ", p.max_seqlen_q);
+    validate_bias(p, b, s);
     if (p.sparse || !p.cache) continue;
     int64_t tokens = s.num_cached;
     if (p.prologue.append && !p.is_finished(b) && !(p.skip_decode && s.num_q == 1)) {

@@ -165,10 +165,14 @@ class PoolOfProcess {
   Pool* pool_;
 };
 
-// OMP_NUM_THREADS, which engines and BLAS libraries heed too, else the cores that this process may use.
+// OMP_NUM_THREADS, which engines and BLAS libraries heed too, else the cores that this process may use. Of a list, for
+// OpenMP's nested levels, the first number.
 int default_threads() {
   if (const char* text = std::getenv("OMP_NUM_THREADS"); text != nullptr) {
-    if (const int count = std::atoi(text); count > 0) return std::min(count, 4096);  // as attune_set_num_threads
+    char* end = nullptr;
+    const long count = std::strtol(text, &end, 10);
+    while (*end == ' ') ++end;
+    if ((*end == '\0' || *end == ',') && count >= 1 && count <= kMostThreads) return static_cast<int>(count);
   }
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }

@@ -9,6 +9,7 @@
 
 namespace attune::cpu {
 
+inline constexpr int kMostThreads = 4096;
 int num_threads();                // what new plans use
 void set_num_threads(int count);  // 0: the default
 // Starts the threads that run_together(count, ..) needs, so that a run starts none. A forked child starts its own in

@@ -177,11 +177,11 @@ oracle::BoundTerms bound_terms(const Problem& problem, attune_dtype weights) {
 }
 
 Bounds::Bounds(const Problem& problem, const reference::RowResult& row, attune_dtype weights)
-    : RowBounds(
-          oracle::bounds_of_row(bound_terms(problem, weights), row.z_abs, row.max_logit, row.lse, row.num_visible)) {}
+    : RowBounds(oracle::bounds_of_row(bound_terms(problem, weights), row.z_abs, row.z_lost, row.max_logit, row.lse,
+                                      row.num_visible)) {}
 
 double Bounds::out(const reference::RowResult& row, size_t dim) const {
-  return oracle::bound_of_out(*this, row.out[dim], row.pv_abs[dim], row.v_abs[dim], row.largest_p);
+  return oracle::bound_of_out(*this, row.out[dim], row.pv_abs[dim], row.pv_lost[dim], row.v_abs[dim], row.largest_p);
 }
 
 attune_dtype rounded_weights(const Problem& problem, int32_t device_type) {

@@ -134,10 +134,12 @@ DeviceOracle::DeviceOracle(const Problem& problem, int64_t blocks, int64_t threa
   blocks_ = std::clamp<int64_t>(lines, 1, blocks);
   host_.out = add_result<double>("out", elements);
   host_.pv_abs = add_result<double>("pv_abs", elements);
+  host_.pv_lost = add_result<double>("pv_lost", elements);
   host_.v_abs = add_result<double>("v_abs", elements);
   host_.lse = add_result<double>("lse", lines);
   host_.max_logit = add_result<double>("max_logit", lines);
   host_.z_abs = add_result<double>("z_abs", lines);
+  host_.z_lost = add_result<double>("z_lost", lines);
   host_.largest_p = add_result<double>("largest_p", lines);
   host_.num_visible = add_result<long long>("num_visible", lines);
   host_.written = add_result<unsigned char>("written", lines);
@@ -161,34 +163,40 @@ void DeviceOracle::prepare(const Problem& problem) {
   const auto put = [](double* rows, int64_t row, int64_t heads, int64_t head, const std::vector<double>& values) {
     std::copy(values.begin(), values.end(), rows + (row * heads + head) * static_cast<int64_t>(values.size()));
   };
-  host_.q = add("prepared q", a.q, [&](double* rows) {
-    for (int64_t row = 0; row < op.num_rows; ++row) {
-      for (int64_t head = 0; head < op.num_heads_q && op.sequence_of(row) >= 0; ++head)
-        put(rows, row, op.num_heads_q, head, op.query(op.sequence_of(row), row, head));
-    }
-  });
-  const auto each_key = [&](auto&& visit) {
-    for (size_t b = 0; b < op.sequences.size(); ++b) {
-      const reference::Sequence& s = op.sequences[b];
-      for (int64_t j = 0; j < s.num_dense; ++j) {
-        const reference::Key key = {nullptr, {}, s.first_dense + j, s.num_cached + j};
-        for (int64_t head = 0; head < op.num_heads_kv; ++head) visit(static_cast<int64_t>(b), key, head);
+  const auto add_queries = [&](const char* name, auto&& query) {
+    return add(name, a.q, [&](double* rows) {
+      for (int64_t row = 0; row < op.num_rows; ++row) {
+        for (int64_t head = 0; head < op.num_heads_q && op.sequence_of(row) >= 0; ++head)
+          put(rows, row, op.num_heads_q, head, query(op.sequence_of(row), row, head));
       }
-    }
-  };
-  if (reference::present(a.k)) {
-    host_.k = add("prepared k", a.k, [&](double* rows) {
-      each_key([&](int64_t b, const reference::Key& key, int64_t head) {
-        put(rows, key.row, op.num_heads_kv, head, op.key(b, key, head));
-      });
     });
+  };
+  const auto add_keys = [&](const char* name, const attune_tensor& like, auto&& of_key) {
+    return add(name, like, [&](double* rows) {
+      for (size_t b = 0; b < op.sequences.size(); ++b) {
+        const reference::Sequence& s = op.sequences[b];
+        for (int64_t j = 0; j < s.num_dense; ++j) {
+          const reference::Key key = {nullptr, {}, s.first_dense + j, s.num_cached + j};
+          for (int64_t head = 0; head < op.num_heads_kv; ++head)
+            put(rows, key.row, op.num_heads_kv, head, of_key(static_cast<int64_t>(b), key, head));
+        }
+      }
+    });
+  };
+  using Key = const reference::Key&;
+  const bool has_sums = reference::Prologue(a.prologue).has_sums();
+  host_.q = add_queries("prepared q", [&](int64_t b, int64_t row, int64_t head) { return op.query(b, row, head); });
+  if (has_sums)
+    host_.q_lost = add_queries("q_lost", [&](int64_t b, int64_t row, int64_t h) { return op.query_lost(b, row, h); });
+  if (reference::present(a.k)) {
+    host_.k = add_keys("prepared k", a.k, [&](int64_t b, Key key, int64_t head) { return op.key(b, key, head); });
+    if (has_sums)
+      host_.k_lost = add_keys("k_lost", a.k, [&](int64_t b, Key key, int64_t h) { return op.key_lost(b, key, h); });
   }
   if (reference::present(a.v)) {
-    host_.v = add("prepared v", a.v, [&](double* rows) {
-      each_key([&](int64_t b, const reference::Key& key, int64_t head) {
-        put(rows, key.row, op.num_heads_kv, head, op.value(b, key, head));
-      });
-    });
+    host_.v = add_keys("prepared v", a.v, [&](int64_t b, Key key, int64_t head) { return op.value(b, key, head); });
+    if (has_sums)
+      host_.v_lost = add_keys("v_lost", a.v, [&](int64_t b, Key key, int64_t h) { return op.value_lost(b, key, h); });
   }
 }
 
@@ -214,7 +222,8 @@ std::vector<reference::RowResult> DeviceOracle::results() const {
     return std::vector<T>();
   };
   const auto out = get(host_.out), pv_abs = get(host_.pv_abs), v_abs = get(host_.v_abs), lse = get(host_.lse),
-             max_logit = get(host_.max_logit), z_abs = get(host_.z_abs), largest_p = get(host_.largest_p);
+             max_logit = get(host_.max_logit), z_abs = get(host_.z_abs), largest_p = get(host_.largest_p),
+             pv_lost = get(host_.pv_lost), z_lost = get(host_.z_lost);
   const auto num_visible = get(host_.num_visible);
   const auto written = get(host_.written);
   std::vector<reference::RowResult> results(static_cast<size_t>(host_.rows * host_.heads_q));
@@ -225,10 +234,12 @@ std::vector<reference::RowResult> DeviceOracle::results() const {
     const auto first = static_cast<std::ptrdiff_t>(i) * host_.head_dim_v, last = first + host_.head_dim_v;
     r.out.assign(out.begin() + first, out.begin() + last);
     r.pv_abs.assign(pv_abs.begin() + first, pv_abs.begin() + last);
+    r.pv_lost.assign(pv_lost.begin() + first, pv_lost.begin() + last);
     r.v_abs.assign(v_abs.begin() + first, v_abs.begin() + last);
     r.lse = lse[i];
     r.max_logit = max_logit[i];
     r.z_abs = z_abs[i];
+    r.z_lost = z_lost[i];
     r.largest_p = largest_p[i];
     r.num_visible = num_visible[i];
   }

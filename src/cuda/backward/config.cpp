@@ -226,9 +226,9 @@ std::string refusal_of(const BackwardProblem& p, const Config& c) {
     return "q, k, v and out of different dtypes";
   if (p.dbias || p.dt5_bias) return cat(p.dbias ? "dbias" : "dt5_bias", ", though it takes the bias without");
   if (std::string why = attention::table_refusal(f); !why.empty()) return why;
-  const int64_t parts = c.way == Way::kMma ? kernels::kBackwardRows / kLeastMmaRows : 1;  // of a block of rows
-  if (std::max(c.blocks(false), c.blocks(true)) * parts > std::numeric_limits<int32_t>::max())
-    return cat("more than 2^31 blocks of ", kernels::kBackwardRows / parts, " rows and heads");
+  const int64_t slices = c.way == Way::kMma ? kernels::kBackwardRows / kLeastMmaRows : 1;  // blocks of a work tile
+  if (std::max(c.blocks(false), c.blocks(true)) * slices > std::numeric_limits<int32_t>::max())
+    return cat("more than 2^31 blocks of ", kernels::kBackwardRows / slices, " rows and heads");
   return "";
 }
 
