@@ -195,12 +195,13 @@ class Plan(_core.Plan):
 
     Takes the arguments of `attention`; their shapes are the most that later runs may use, and dtypes, heads and features stay. q and
     out of a run may have heads and channels as one axis, [..., num_heads * head_dim], as models have them.
-    Data may be absent (`Spec`). Outputs that are not given are allocated once, belong to the plan and are overwritten by the
-    next run. `run(**changes)` takes other arguments for one run and returns the outputs, as `attention` does; `schedule` and
-    `run_scheduled` are its halves: one schedule (or run) serves every layer of a step that has the same lengths. Without one, or
-    after another plan has used the workspace, `run_scheduled` raises Error; after lengths changed it does on the CPU, and gives
-    NaN on CUDA. A run allocates nothing, copies nothing and reads nothing back: it may be captured into a CUDA graph, and a replay
-    with other lengths and pages in the same arrays is right. One run at a time; on CUDA, runs of one plan belong on one stream.
+    Data may be absent (`Spec`); where all are, on CUDA, the workspace is torch's or cupy's, whichever is imported. Outputs that are not
+    given are allocated once, belong to the plan and are overwritten by the next run. `run(**changes)` takes other arguments for one run
+    and returns the outputs, as `attention` does; `schedule` and `run_scheduled` are its halves: one schedule (or run) serves every
+    layer of a step that has the same lengths. Without one, or after another plan has used the workspace, `run_scheduled` raises Error;
+    after lengths changed it does on the CPU, and gives NaN on CUDA. A run allocates nothing, copies nothing and reads nothing back: it
+    may be captured into a CUDA graph, and a replay with other lengths and pages in the same arrays is right. One run at a time; on
+    CUDA, runs of one plan belong on one stream.
     """
 
     def __init__(self, q: Array, k: Array | None = None, v: Array | None = None, *, out_dtype: Any = None,

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from ._errors import Unsupported, WrongType, no_array
-from ._records import View
+from ._records import Spec, View
 
 _NUMPY_VIEWS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 
@@ -191,6 +191,9 @@ def allocate(array: Any, index: int, size: int, stream: int | None) -> Any:
     """Bytes on a CUDA device, for work on a stream (None: the current one): the framework gives them to nobody else before that."""
     array = array.array if type(array) is View else array
     framework = framework_of(array)
+    if type(array) is Spec:  # of no framework: one that is in use
+        framework = _Torch if "torch" in sys.modules else _Cupy if "cupy" in sys.modules else _Numpy
     if framework in (_Numpy, _Jax):
-        raise WrongType(f"no way is known to allocate memory on the device of a {type(array).__name__}: pass workspace=")
+        raise WrongType(f"no way is known to allocate memory on the device of a {type(array).__name__}: pass workspace="
+                        + (", or import torch or cupy before" if type(array) is Spec else ""))
     return framework.allocate(index, max(size, 1), stream)

@@ -33,6 +33,16 @@ def decode(batch=3, page_size=16, dtype=torch.bfloat16):
     return torch.randn(batch, 4, 64, device="cuda").to(dtype), cache, torch.tensor([40, 7, 64][:batch], dtype=torch.int32).cuda()
 
 
+def test_a_plan_of_specs_alone():
+    arrays = [normal(np.random.default_rng(0), (70, heads, 64), "float16") for heads in (4, 2, 2)]
+    lengths, (q, k, v) = torch.tensor([0, 30, 70], dtype=torch.int32, device="cuda"), on_gpu(*arrays)
+    specs = {name: attune.Spec(tuple(array.shape), "float16", "cuda") for name, array in (("q", q), ("k", k), ("v", v), ("out", q))}
+    plan = attune.Plan(**specs, cu_seqlens_q=attune.Spec((3,), "int32", "cuda"), max_seqlen_q=70, causal=True)
+    out = torch.empty_like(q)
+    plan.run(q=q, k=k, v=v, out=out, cu_seqlens_q=lengths)
+    assert torch.equal(out, attune.attention(q, k, v, cu_seqlens_q=lengths, max_seqlen_q=70, causal=True))
+
+
 # ------------------------------------------------------------------------------------------------------------ bad input
 
 

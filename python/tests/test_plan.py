@@ -2,12 +2,15 @@
 """Plans, support queries and validation."""
 
 import os
+import sys
 import threading
+import types
 
 import numpy as np
 import pytest
 
 import attune
+from attune import _frameworks
 from cases import normal
 
 
@@ -180,6 +183,21 @@ def test_no_gpu_is_an_error_with_the_reason():
     with pytest.raises(attune.Error) as raised:
         attune.warm([{"q": spec, "k": spec, "v": spec}])
     assert raised.value.status == "device error"
+
+
+def test_a_plan_of_specs_takes_memory_of_a_framework_that_is_in_use(monkeypatch):
+    """On a GPU: a step of new tokens alone has no array yet when engines plan it."""
+    spec, asked = attune.Spec((4, 8, 64), "bfloat16", device="cuda:1"), []
+    for name, framework in (("torch", _frameworks._Torch), ("cupy", _frameworks._Cupy)):
+        for other in ("torch", "cupy"):
+            monkeypatch.delitem(sys.modules, other, raising=False)
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+        monkeypatch.setattr(framework, "allocate", staticmethod(lambda *what, name=name: asked.append((name, *what))))
+        _frameworks.allocate(spec, 1, 100, None)
+    assert asked == [("torch", 1, 100, None), ("cupy", 1, 100, None)]
+    monkeypatch.delitem(sys.modules, "cupy")
+    with pytest.raises(TypeError, match=r"device of a Spec: pass workspace=, or import torch or cupy before"):
+        _frameworks.allocate(spec, 1, 100, None)
 
 
 def test_data_of_a_spec_is_missed_when_running():
