@@ -20,9 +20,10 @@ class EmulatedPrefill : public tests::Emulated {
   static constexpr int kBlocks = 3;  // of the grid, so that each takes several work tiles
 
   // kRecomputeFails: rows that are recomputed (recompute.cuh) read other keys, so they differ. kMovedRows: q, k and v
-  // of the new tokens lie at odd addresses. kTwoHeadTiles: as if the keys of at most two head tiles fit the L2.
-  // kOneBlock: one block of the grid takes all work tiles, so splits and the work tiles after them are its own.
-  enum class Twist { kNone, kRecomputeFails, kMovedRows, kTwoHeadTiles, kOneBlock };
+  // of the new tokens lie at odd addresses. kTwoHeadTiles, kOneHeadTile: as if the keys of at most so many head tiles
+  // fit the L2. kOneBlock: one block of the grid takes all work tiles, so splits and the work tiles after them are its
+  // own.
+  enum class Twist { kNone, kRecomputeFails, kMovedRows, kTwoHeadTiles, kOneHeadTile, kOneBlock };
 
   static RowView moved(const RowView& v, int64_t heads, int64_t dim, std::vector<uint16_t>& memory) {
     RowView to = v;
@@ -70,10 +71,10 @@ class EmulatedPrefill : public tests::Emulated {
     const Problem p = prepares ? attention::after_prologue(given, rows, rows_are) : given;
     prefill::check_run(p, c);
     kernels::WorkTileParams params = prefill::to_params(p, c, workspace.buffer.device());
-    if (twist == Twist::kTwoHeadTiles) {
+    if (twist == Twist::kTwoHeadTiles || twist == Twist::kOneHeadTile) {
       int64_t keys = 0;
       for (int64_t b = 0; b < problem.spec().batch(); ++b) keys += problem.spec().keys(b);
-      params.bytes_of_key = static_cast<int>((14 << 20) / keys);
+      params.bytes_of_key = static_cast<int>(((twist == Twist::kOneHeadTile ? 30 : 14) << 20) / keys);
     }
     std::vector<char> other;
     if (twist == Twist::kRecomputeFails) {
@@ -97,6 +98,8 @@ class EmulatedPrefill : public tests::Emulated {
           for (const PrepareProblem& op : attention::launches_before(given, rows, rows_are))
             launch_prepare(op, kBlocks);
         emulate_attention(p, c, params);
+        // The next layer begins with it.
+        if (params.list->next_tile != 0) return "the counter of work tiles is not 0";
       }
     } catch (const std::exception& e) {
       return e.what();

@@ -63,6 +63,8 @@ TEST_F(EmulatedPrefillPairs, DenseKeys) {
        R"("heads": [8, 2], "queries": "fixed", "cu_seqlens_kv": false, "seqlens_q": 150, "seqlens_kv": [150, 150, 150])",
        R"("heads": [8, 2], "seqlens_q": [130, 70], "seqlens_kv": [230, 90], "alibi": 1, "dtype": "f16", "lse": true)",
        R"("heads": [4, 1], "seqlens_q": [130, 70], "seqlens_kv": [230, 90], "softcap": 20)",
+       R"("heads": [4, 1], "seqlens_q": [130, 70], "seqlens_kv": [1730, 90], "softcap": 50)",
+       R"("heads": [8, 2], "seqlens_q": [130, 70], "seqlens_kv": [730, 90], "softcap": 30)",
        R"("heads": [4, 1], "head_dim": [64, 64], "seqlens_q": [130, 70], "seqlens_kv": [630, 90])",
        R"("heads": [4, 1], "head_dim": [192, 128], "seqlens_q": [130, 70], "seqlens_kv": [330, 90])",
        R"("heads": [4, 1], "seqlens_q": [130, 70], "seqlens_kv": [530, 90], "window": [60, 0], "causal": false)"}) {
@@ -108,6 +110,21 @@ TEST_F(EmulatedPrefillPairs, SplitsAndManyWorkTiles) {
   const cases::Row heads = common().with(R"("heads": [24, 6], "kv": "paged", "seqlens_q": [70, 130, 64],
       "seqlens_kv": [200, 130, 64], "cache": {"page_size": 16})");
   EXPECT_EQ(run_pairs(tests::make_case(heads), 1, Twist::kTwoHeadTiles), "");
+  EXPECT_EQ(run_pairs(tests::make_case(heads), 1, Twist::kOneHeadTile), "");
+}
+
+// Work tiles of one tile each, so that the first block is as far ahead of the other one as it may be.
+TEST_F(EmulatedPrefillPairs, IndicesFarAhead) {
+  const std::vector<int64_t> many(40, 66);
+  const cases::Case spec =
+      tests::make_case(common()
+                           .with(R"("heads": [4, 1], "head_dim": [64, 64], "kv": "paged", "cache": {"page_size": 64})")
+                           .set("seqlens_q", many)
+                           .set("seqlens_kv", many));
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    const emulator::Shuffled order(seed, 1);
+    EXPECT_EQ(run_pairs(spec, 1, Twist::kOneBlock), "") << seed;
+  }
 }
 
 // The turns of blocks and warps change no bit.

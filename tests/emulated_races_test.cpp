@@ -164,6 +164,8 @@ TEST_F(EmulatedRacesIn, PromptsInPairs) {
   const cases::Row common(
       R"("max_seqlens": true, "causal": true, "head_dim": [128, 128], "dtype": "bf16", "heads": [4, 1],
       "seqlens_q": [130, 3, 70], "seqlens_kv": [300, 90, 70])");
+  const cases::Problem problem(tests::make_case(common.with(R"("kv": "dense")")));
+  ASSERT_EQ(prefill::choose_config(make_problem(problem.host(), Data::kRequired), 2).cluster, 2);
   check("prefill/prefill.cu", common.with(R"("kv": "paged", "new_tokens": true, "cache": {"page_size": 16})"), 4);
   check("prefill/prefill.cu", common.with(R"("kv": "paged", "cache": {"page_size": 64}, "seqlens_kv": [2100, 90, 70])"),
         6);

@@ -16,10 +16,11 @@
 //
 // Barriers: q and each stage of K and V have a full barrier (one arrival and the bytes of the copies) and an empty
 // barrier (one lane of each of the eight consumer warps arrives). With two stages of q, q is counted by the full
-// barrier of its work tile's first K. Of a 16-bit cache, two blocks may copy a tile together, by multicast
-// (Config::kCluster); both count its bytes, and the consumer warps of both release the stages of both. Tiles of an 8-bit cache arrive in a ring of raw stages; three dequant warps
-// beside the producer convert them to K and V (dequant.cuh). Four warps gather a cache that the TMA cannot copy
-// (producer_gather.cuh). Work tiles pass through three slots with full and empty barriers, too.
+// barrier of its work tile's first K. Two blocks may copy the tiles of keys together, by multicast (Config::kCluster):
+// the full barriers of both count all bytes, and the consumer warps of both release the stages of both. Tiles of an
+// 8-bit cache arrive in a ring of raw stages; three dequant warps beside the producer convert them to K and V
+// (dequant.cuh). Four warps gather a cache that the TMA cannot copy (producer_gather.cuh). Work tiles pass through
+// three slots with full and empty barriers, too.
 #include "prefill/block.cuh"
 #include "prefill/dequant.cuh"
 #include "prefill/epilogue.cuh"

@@ -23,9 +23,7 @@ ATTUNE_SHARED_FUNCTION int prefill_rows(int head_dim_qk, int head_dim_v, int ele
   return element_size == 4 && (head_dim_qk > 128 || head_dim_v > 128) ? 64 : 128;
 }
 
-// In a cluster: the barriers of V's edge tiles; and the ring of tile indices. The first block sends an index while it
-// begins a work tile. It has loaded the one before, whose last stage the other block had released, so that one is at
-// most as many work tiles behind as there are stages, four, and one.
+// In a cluster: the barriers of V's edge tiles; and the slots of the ring of tile indices.
 ATTUNE_SHARED_FUNCTION int prefill_edge_barriers(int cluster, int value_stages) {
   return cluster > 1 ? value_stages : 1;
 }
@@ -35,7 +33,8 @@ ATTUNE_SHARED_FUNCTION int prefill_tile_idx_slots(int cluster) { return cluster 
 // of q. With fp8 only V passes through raw stages and has a line of 128 keys a channel. fp32 numbers are three bf16
 // (bf16x3).
 ATTUNE_SHARED_FUNCTION int prefill_shared_bytes(int rows, int keys, int stages, int raw_stages, int head_dim_qk,
-                                                int head_dim_v, int element_size, int query_stages = 1, int cluster = 1) {
+                                                int head_dim_v, int element_size, int query_stages = 1,
+                                                int cluster = 1) {
   const bool fp8 = element_size == 1;
   const int bf16_parts = element_size == 4 ? 3 : 1, line = fp8 ? 128 : 64;
   const int blocks_qk = (head_dim_qk + line - 1) / line * bf16_parts,

@@ -14,6 +14,8 @@ struct RingBarriers {
 };
 constexpr int kEdgeBarriers = kernels::prefill_edge_barriers(Config::kCluster, Config::kValueStages),
               kTileIdxSlots = kernels::prefill_tile_idx_slots(Config::kCluster);
+// When the first block sends an index, the other one has read that of two and as many as there are stages before.
+static_assert(Config::kCluster == 1 || kTileIdxSlots >= Config::kStages + 2, "indices overwrite those not yet read");
 struct alignas(16) Barriers {
   kernels::Barrier k_full[Config::kStages], k_empty[Config::kStages], v_full[Config::kStages], v_empty[Config::kStages];
   kernels::Barrier work_full[kernels::kWorkSlots], work_empty[kernels::kWorkSlots];

@@ -21,7 +21,7 @@ struct Config : attention::WorkTiles {
   int stages = 2;        // of K and V
   int query_stages = 1;  // of q; with two, V has one stage less
   int raw_stages = 0;    // of 8-bit tiles: a quantized cache, or V of fp8
-  int cluster = 1;       // blocks that copy the keys of a cache together
+  int cluster = 1;       // blocks that copy keys together
   int score = 0, mask = 0;
   bool low_cap = false;   // softcap alone, and so low that scores are hardly ever small beside it
   bool x_packed = false;  // the cache
