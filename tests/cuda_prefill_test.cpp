@@ -176,7 +176,7 @@ TEST(CudaPrefillConfig, FillsBlocksOfRows) {
   const cases::Row common(R"("head_dim": [64, 64], "dtype": "bf16", "kv": "dense", "seqlens_q": [5],
       "seqlens_kv": [5])");
   for (const auto& [group, heads] :
-       {std::pair{1, 1}, {4, 4}, {5, 5}, {8, 8}, {12, 12}, {48, 24}, {128, 64}, {7, 7}, {71, 1}, {256, 128}}) {
+       {std::pair{1, 1}, {4, 4}, {5, 5}, {8, 8}, {12, 12}, {48, 24}, {128, 128}, {7, 7}, {71, 1}, {256, 128}}) {
     cases::Problem problem(tests::make_case(common.set("heads", {group, 1})));
     const prefill::Config c = prefill::choose_config(make_problem(problem.host(), Data::kRequired), 132);
     EXPECT_EQ(c.heads_of_tile, heads) << group;

@@ -37,7 +37,7 @@ TEST_F(EmulatedPrefillPairs, CachesOfAllKinds) {
        R"("heads": [16, 2], "kv": "contiguous", "seqlens_q": [40, 90], "seqlens_kv": [200, 90], "sinks": "normal")",
        R"("heads": [8, 2], "head_dim": [96, 72], "kv": "paged", "seqlens_q": [100, 67], "seqlens_kv": [100, 390],
            "cache": {"page_size": 1}, "max_logits": true)",
-       R"("heads": [8, 2], "head_dim": [64, 64], "kv": "paged", "seqlens_q": [130, 70], "seqlens_kv": [530, 90],
+       R"("heads": [8, 2], "head_dim": [80, 80], "kv": "paged", "seqlens_q": [130, 70], "seqlens_kv": [530, 90],
            "cache": {"page_size": 64}, "new_tokens": true)",
        R"("heads": [8, 2], "head_dim": [192, 128], "kv": "paged", "seqlens_q": [130, 70], "seqlens_kv": [430, 90],
            "cache": {"page_size": 16})"}) {
@@ -65,7 +65,7 @@ TEST_F(EmulatedPrefillPairs, DenseKeys) {
        R"("heads": [4, 1], "seqlens_q": [130, 70], "seqlens_kv": [230, 90], "softcap": 20)",
        R"("heads": [4, 1], "seqlens_q": [130, 70], "seqlens_kv": [1730, 90], "softcap": 50)",
        R"("heads": [8, 2], "seqlens_q": [130, 70], "seqlens_kv": [730, 90], "softcap": 30)",
-       R"("heads": [4, 1], "head_dim": [64, 64], "seqlens_q": [130, 70], "seqlens_kv": [630, 90])",
+       R"("heads": [4, 1], "head_dim": [80, 80], "seqlens_q": [130, 70], "seqlens_kv": [630, 90])",
        R"("heads": [4, 1], "head_dim": [192, 128], "seqlens_q": [130, 70], "seqlens_kv": [330, 90])",
        R"("heads": [4, 1], "seqlens_q": [130, 70], "seqlens_kv": [530, 90], "window": [60, 0], "causal": false)"}) {
     EXPECT_EQ(run_pairs(tests::make_case(common().with(R"("kv": "dense")").with(rest)), 2), "") << rest;
@@ -118,7 +118,7 @@ TEST_F(EmulatedPrefillPairs, IndicesFarAhead) {
   const std::vector<int64_t> many(40, 66);
   const cases::Case spec =
       tests::make_case(common()
-                           .with(R"("heads": [4, 1], "head_dim": [64, 64], "kv": "paged", "cache": {"page_size": 64})")
+                           .with(R"("heads": [4, 1], "head_dim": [80, 80], "kv": "paged", "cache": {"page_size": 64})")
                            .set("seqlens_q", many)
                            .set("seqlens_kv", many));
   for (uint64_t seed = 1; seed <= 12; ++seed) {

@@ -219,7 +219,9 @@ bool copies_in_pairs(const Problem& p, const Config& c, int num_sms) {
   const bool boxes = !c.x_packed && c.gather == 0 && c.cache_dtype == c.dtype && dtype_size(c.dtype) == 2;
   // Elsewhere one warp copies both K and V, and has no registers left.
   const bool two_warps = (c.score == 0 || !c.cached) && c.head_dim_v <= 128;
-  if (!boxes || !two_warps) return false;
+  // With fewer channels softmax takes longer than the keys.
+  const bool wide = c.head_dim_qk > 64 && c.head_dim_v > 64;
+  if (!boxes || !two_warps || !wide) return false;
   if (p.group % 2 != 0 || num_sms % 2 != 0 || c.max_decode_q > 0 || p.batch_invariant) return false;
   return p.total_q * attention::choose_heads_of_tile(p.group / 2, c.rows) >= c.rows * p.batch;
 }
