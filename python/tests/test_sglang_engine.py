@@ -8,9 +8,10 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
 
 import pytest
+
+from engine_processes import wait_all
 
 torch = pytest.importorskip("torch", reason="torch is not installed: SGLang's engine is not run")
 for wanted in ("sglang", "transformers"):
@@ -60,12 +61,7 @@ def engines(request, tmp_path_factory):
     for model in {RUNS[name][0] for name in wanted}:
         tiny_models.make(MODELS[model]).save_pretrained(folder / model)
     running = {name: start(folder, name) for name in RUNS if name in wanted}
-    deadline = time.monotonic() + SECONDS
-    for process in running.values():
-        try:
-            process.wait(timeout=max(0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
+    wait_all(running.values(), SECONDS)
 
     def generated(name):
         if running[name].wait() != 0:

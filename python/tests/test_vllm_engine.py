@@ -7,9 +7,10 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
 
 import pytest
+
+from engine_processes import wait_all
 
 torch = pytest.importorskip("torch", reason="torch is not installed: vLLM's engine is not run")
 if importlib.util.find_spec("vllm") is None:
@@ -38,12 +39,7 @@ def engines(tmp_path_factory):
     folder = pathlib.Path(os.environ.get("ATTUNE_VLLM_LOGS") or tmp_path_factory.mktemp("engines"))
     assert run(folder).wait() == 0, (folder / "models.log").read_text()[-4000:]
     running = {which: run(folder, *which) for which in [*OURS, *((model, backend, "eager") for model, backend in OWN.items())]}
-    deadline = time.monotonic() + SECONDS
-    for process in running.values():
-        try:
-            process.wait(timeout=max(0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
+    wait_all(running.values(), SECONDS)
 
     def generated(which):
         if running[which].wait() == 77:
