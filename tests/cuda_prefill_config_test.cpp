@@ -83,15 +83,17 @@ TEST(CudaPrefillConfig, CopiesKeysInPairs) {
   for (const char* rest :
        {"", R"("new_tokens": true)", R"("kv": "dense")", R"("kv": "dense", "softcap": 20)", R"("dtype": "f16")",
         R"("head_dim": [96, 72])", R"("head_dim": [192, 128])", R"("heads": [14, 1])", R"("window": [70, 0])",
-        R"("seqlens_q": [127, 1])", R"("heads": [4, 2], "seqlens_q": [255, 1])"}) {
+        R"("seqlens_q": [127, 1])", R"("heads": [4, 2], "seqlens_q": [255, 1])", R"("head_dim": [128, 64])",
+        R"("head_dim": [64, 64], "seqlens_q": [191, 1])"}) {
     const prefill::Config c = config(rest);
     EXPECT_EQ(c.cluster, 2) << rest;
     EXPECT_EQ(c.blocks % 2, 0) << rest;
   }
   for (const char* rest :
-       {R"("heads": [8, 8])", R"("heads": [6, 2])", R"("head_dim": [64, 64])", R"("head_dim": [128, 64])",
-        R"("head_dim": [256, 256])", R"("softcap": 20)", R"("batch_invariant": true)", R"("seqlens_q": [126, 1])",
-        R"("heads": [4, 2], "seqlens_q": [254, 1])", R"("dtype": "f32")", R"("kv": "dense", "dtype": "e4m3")",
+       {R"("heads": [8, 8])", R"("heads": [6, 2])", R"("kv": "dense", "head_dim": [64, 64])",
+        R"("kv": "dense", "head_dim": [128, 64])", R"("head_dim": [256, 256])", R"("softcap": 20)",
+        R"("batch_invariant": true)", R"("seqlens_q": [126, 1])", R"("heads": [4, 2], "seqlens_q": [254, 1])",
+        R"("dtype": "f32")", R"("kv": "dense", "dtype": "e4m3")",
         R"("cache": {"page_size": 16, "dtype": "e4m3", "scales": "head"})",
         R"("cache": {"page_size": 16, "layout": "xpacked"})"}) {
     EXPECT_EQ(config(rest).cluster, 1) << rest;

@@ -173,15 +173,20 @@ TEST_F(CudaPrefill, CodesKeepTheirAccuracyOverLongContexts) {
 
 // What the host decides, without a GPU.
 TEST(CudaPrefillConfig, FillsBlocksOfRows) {
-  const cases::Row common(R"("head_dim": [64, 64], "dtype": "bf16", "kv": "dense", "seqlens_q": [5],
-      "seqlens_kv": [5])");
-  for (const auto& [group, heads] :
-       {std::pair{1, 1}, {4, 4}, {5, 5}, {8, 8}, {12, 12}, {48, 24}, {128, 128}, {7, 7}, {71, 1}, {256, 128}}) {
-    cases::Problem problem(tests::make_case(common.set("heads", {group, 1})));
-    const prefill::Config c = prefill::choose_config(make_problem(problem.host(), Data::kRequired), 132);
-    EXPECT_EQ(c.heads_of_tile, heads) << group;
-    EXPECT_EQ(group % c.heads_of_tile, 0);
-  }
+  const auto expect = [](const char* shape, int rows, std::initializer_list<std::pair<int, int>> heads_of_groups) {
+    const cases::Row common = cases::Row(R"("dtype": "bf16", "kv": "dense")").with(shape);
+    for (const auto& [group, heads] : heads_of_groups) {
+      cases::Problem problem(tests::make_case(common.set("heads", {group, 1})));
+      const prefill::Config c = prefill::choose_config(make_problem(problem.host(), Data::kRequired), 131);
+      EXPECT_EQ(c.rows, rows) << group;
+      EXPECT_EQ(c.heads_of_tile, heads) << group;
+      EXPECT_EQ(group % c.heads_of_tile, 0);
+    }
+  };
+  expect(R"("head_dim": [128, 128], "seqlens_q": [500], "seqlens_kv": [500])", 128,
+         {{1, 1}, {4, 4}, {5, 5}, {8, 8}, {12, 12}, {48, 24}, {128, 128}, {7, 7}, {71, 1}, {256, 128}});
+  expect(R"("head_dim": [64, 64], "seqlens_q": [500], "seqlens_kv": [500])", 192,
+         {{1, 1}, {4, 4}, {5, 5}, {8, 8}, {12, 12}, {48, 48}, {128, 64}, {7, 7}, {71, 1}, {256, 64}});
 }
 
 TEST(CudaPrefillConfig, FitsSharedMemory) {

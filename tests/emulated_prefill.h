@@ -92,6 +92,7 @@ class EmulatedPrefill : public tests::Emulated {
       emulate_schedule(c, params);
       splits_ = params.list->num_split_tiles;
       cluster_ = c.cluster;
+      rows_ = c.rows;
       if (twist == Twist::kOneBlock) c.blocks = c.cluster;
       for (int i = 0; i < layers; ++i) {
         if (prepares)
@@ -112,6 +113,7 @@ class EmulatedPrefill : public tests::Emulated {
   static inline int blocks_ = kBlocks;  // of the grid
   static inline int splits_ = 0;        // split row blocks of the last case
   static inline int cluster_ = 0;       // blocks of a cluster of the last case
+  static inline int rows_ = 0;          // rows of a block of the last case
 };
 
 }  // namespace attune::cuda

@@ -171,6 +171,15 @@ TEST_F(EmulatedRacesIn, PromptsInPairs) {
         6);
   check("prefill/prefill.cu", common.with(R"("kv": "dense")"));
 }
+TEST_F(EmulatedRacesIn, PromptsByThreeConsumerGroups) {
+  const cases::Row common(
+      R"("max_seqlens": true, "causal": true, "head_dim": [64, 64], "dtype": "bf16", "heads": [8, 1],
+      "seqlens_q": [110, 3, 70], "seqlens_kv": [300, 90, 70])");
+  const cases::Problem problem(tests::make_case(common.with(R"("kv": "dense")")));
+  ASSERT_EQ(prefill::choose_config(make_problem(problem.host(), Data::kRequired), 2).rows, 192);
+  check("prefill/prefill.cu", common.with(R"("kv": "paged", "new_tokens": true, "cache": {"page_size": 16})"), 4);
+  check("prefill/prefill.cu", common.with(R"("kv": "dense")"));
+}
 TEST_F(EmulatedRacesIn, PromptsOverOtherCaches) {
   const cases::Row common(
       R"("max_seqlens": true, "causal": true, "head_dim": [64, 64], "dtype": "bf16", "heads": [4, 1],

@@ -57,8 +57,8 @@ struct Config {
   // q and dense k and v are fp32 (prefill_fp32.cu): four warps load all rows and split each number into three bf16.
   static constexpr bool kFp32 = kElementSize == 4;
   static constexpr int kBf16Parts = kFp32 ? 3 : 1, kBf16x3Warps = kFp32 ? 4 : 0;
-  static constexpr int kRows = kernels::prefill_rows(kHeadDimQk, kHeadDimV, kElementSize);
-  static constexpr int kConsumerGroups = kRows / 64, kConsumerWarps = 4 * kConsumerGroups;
+  // Packed rows of a block, 64 a consumer warpgroup.
+  static constexpr int kRows = ATTUNE_ROWS, kConsumerGroups = kRows / 64, kConsumerWarps = 4 * kConsumerGroups;
   static constexpr int kConsumerThreads = 128 * kConsumerGroups, kThreads = 128 + kConsumerThreads;
   // The cache's element type is not that of q. It may have scales.
   static constexpr bool kCacheTypeDiffers = kCached && kCacheType != kType;
@@ -97,12 +97,15 @@ struct Config {
   static constexpr bool kDeferredMax = kMayDeferMax && (kScore == 0 || kScore == use::kAlibi);
   // The same with softcap, while scores are small beside the cap. Not for low caps, where they hardly ever are.
   static constexpr bool kDeferredMaxSoftcap = kMayDeferMax && kScore == use::kSoftcap && ATTUNE_LOW_CAP == 0;
-  static constexpr int kProducerRegisters = kFp32                        ? 104
+  static constexpr int kProducerRegisters = kConsumerGroups == 3 && !kCached ? 32
+                                            : kConsumerGroups == 3       ? 56
+                                            : kFp32                      ? 104
                                             : kQuantized || kGathers     ? 72
                                             : kFp8 || !kTwoProducerWarps ? 40
                                             : kCached                    ? 72
                                                                          : 56;
-  static constexpr int kConsumerRegisters = (504 - kProducerRegisters) / 2;
+  static constexpr int kConsumerRegisters =
+      kConsumerGroups == 3 ? (512 - kProducerRegisters) / 3 : (504 - kProducerRegisters) / 2;
   static constexpr int kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
   static constexpr int kPRegs = kPParts * kKeys / 4;  // registers of P
   // With two stages of q the next work tile's q arrives early, and its first QK GEMM overlaps the last PV GEMM. V is
@@ -151,6 +154,8 @@ struct Config {
   static_assert(kKeys <= 128 || kMask == 0, "masks have a bit for each of a thread's keys in one word");
   static_assert(!kOverlapNextQK || kPrecomputeMask, "S of the next work tile needs registers during the epilogue");
   static_assert(kQueryStages <= 2 && kValueStages > 0, "at most two stages of q; the second takes one of V");
+  static_assert(kConsumerGroups <= 2 || (kElementSize == 2 && !kQuantized && !kGathers && !kXpacked && kScore == 0),
+                "three consumer groups have few registers each");
   static_assert(kCluster == 1 || (kCluster == 2 && kElementSize == 2 && !kQuantized && !kGathers && !kXpacked),
                 "pairs share the lines of 16-bit rows that the TMA copies");
 };
@@ -164,9 +169,22 @@ __device__ __forceinline__ int row_of_thread() {
   return math_thread() / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }
 
-// Named barriers.
-constexpr int kWarpSchedulerBarrier = 1;  // and 2: one a consumer group (FA3's ping-pong)
-constexpr int kConsumerBarrier = 3, kLoadBarrier = 4;
-constexpr int kGroupBarrier = 5;  // and 6: one a consumer group
+// Named barriers. Those that end in s: the first of three, one a consumer group.
+constexpr int kWarpSchedulerBarriers = 1, kConsumerBarrier = 4, kLoadBarrier = 5, kGroupBarriers = 6;
+
+// Consumer groups issue their GEMMs in turn (FA3's ping-pong): each opens the next one's barrier.
+constexpr int kWarpSchedulerThreads = 256;  // of a group, and of the one before
+__device__ __forceinline__ void warp_scheduler_sync(int group) {
+  ptx::named_barrier_sync(kWarpSchedulerBarriers + group, kWarpSchedulerThreads);
+}
+__device__ __forceinline__ void warp_scheduler_arrive(int group) {
+  const int next = Config::kConsumerGroups == 2 ? 1 - group : (group + 1) % Config::kConsumerGroups;
+  ptx::named_barrier_arrive(kWarpSchedulerBarriers + next, kWarpSchedulerThreads);
+}
+// Opens the first group's barrier. Called by all consumer threads. Its number is a constant: computed, it costs spills.
+__device__ __forceinline__ void open_warp_scheduler(int group) {
+  if (group == Config::kConsumerGroups - 1)
+    ptx::named_barrier_arrive(kWarpSchedulerBarriers, kWarpSchedulerThreads);
+}
 
 }  // namespace attune::prefill

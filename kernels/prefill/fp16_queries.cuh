@@ -51,7 +51,7 @@ class Fp16Queries {
       }
     }
     ptx::fence_async_proxy();
-    ptx::named_barrier_sync(kGroupBarrier + group, 128);
+    ptx::named_barrier_sync(kGroupBarriers + group, 128);
   }
 
  private:

@@ -111,7 +111,7 @@ class Mainloop : Softmax {
             if (middle < end && a.row_max[h] != -ptx::infinity()) first_row_max[h] = scaled_score(a.row_max[h], h);
             a.row_max[h] = -ptx::infinity();
           }
-          ptx::named_barrier_sync(kGroupBarrier + group_, 128);  // all warps have read q in its own type
+          ptx::named_barrier_sync(kGroupBarriers + group_, 128);  // all warps have read q in its own type
           convert_q_to_fp16(work, kv_head);
         }
         if (Config::kFp16P && middle < end) divide_o_by_v_scale(v_scale, a);
@@ -249,13 +249,13 @@ class Mainloop : Softmax {
       const VDescriptor<kCacheForm> v = v_descriptor<kCacheForm>();
       ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
       if (!Config::kDeferredMaxSoftcap || !(redo || holds_barrier))
-        ptx::named_barrier_sync(kWarpSchedulerBarrier + group_, Config::kConsumerThreads);
+        warp_scheduler_sync(group_);
       qk_gemm<QkMma<kCacheForm>>(q_, k, s);
       ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
       pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
       accumulate = 1;
       if (!Config::kDeferredMaxSoftcap || !redo)
-        ptx::named_barrier_arrive(kWarpSchedulerBarrier + 1 - group_, Config::kConsumerThreads), holds_barrier = false;
+        warp_scheduler_arrive(group_), holds_barrier = false;
       const bool nonnegative = !Config::kDeferredMax && all_nonnegative(a.row_max);
       ptx::wgmma_wait<1>();
       ptx::pin(s);
@@ -316,7 +316,7 @@ class Mainloop : Softmax {
 
   __device__ __forceinline__ bool any_of_group(bool x) const {
     return __any_sync(0xffffffffu,
-                      ptx::named_barrier_any(kGroupBarrier + group_, 128, x));  // warp-uniform for the compiler
+                      ptx::named_barrier_any(kGroupBarriers + group_, 128, x));  // warp-uniform for the compiler
   }
 
   __device__ __forceinline__ static PipelineState uniform(PipelineState x) {

@@ -77,11 +77,11 @@ class MainloopFp8 {
       // K of this tile, and V of the one before.
       const unsigned now = count - i, before = now - 1;
       ptx::wait_phase(smem_.k_full(stage(now)), phase(now));
-      ptx::named_barrier_sync(kWarpSchedulerBarrier + group_, Config::kConsumerThreads);
+      warp_scheduler_sync(group_);
       qk_gemm<QkMma>(q_, k_descriptor(now), s);
       ptx::wait_phase(smem_.v_full(stage(before)), phase(before));
       pv_gemm(p_regs, v_descriptor(before), pv);
-      ptx::named_barrier_arrive(kWarpSchedulerBarrier + 1 - group_, Config::kConsumerThreads);
+      warp_scheduler_arrive(group_);
       ptx::wgmma_wait<1>();
       ptx::pin(s);
       if (i == begin) release_q();
@@ -246,7 +246,7 @@ class MainloopFp8 {
   // Warp-uniform for the compiler. The group is recomputed: registers are scarce.
   __device__ __forceinline__ static bool any_of_group(bool x) {
     const int group = static_cast<int>(ptx::kept(threadIdx.x) / 128) - 1;
-    return __any_sync(0xffffffffu, ptx::named_barrier_any(kGroupBarrier + group, 128, x));
+    return __any_sync(0xffffffffu, ptx::named_barrier_any(kGroupBarriers + group, 128, x));
   }
 
   __device__ __forceinline__ static float quad_row_max(const float (&s)[Config::kKeys / 2], int h) {

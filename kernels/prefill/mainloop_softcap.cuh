@@ -17,12 +17,12 @@ __device__ __forceinline__ int Mainloop::run_softcap_deferred(const WorkTile& wo
     const KDescriptor<kCacheForm> k = k_descriptor<kCacheForm>();
     const VDescriptor<kCacheForm> v = v_descriptor<kCacheForm>();
     ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
-    ptx::named_barrier_sync(kWarpSchedulerBarrier + group_, Config::kConsumerThreads);
+    warp_scheduler_sync(group_);
     qk_gemm<QkMma<kCacheForm>>(q_, k, s);
     ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
     pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
     accumulate = 1;
-    ptx::named_barrier_arrive(kWarpSchedulerBarrier + 1 - group_, Config::kConsumerThreads);
+    warp_scheduler_arrive(group_);
     ptx::wgmma_wait<1>();
     ptx::pin(s);
     mask_edge(rows, work, tiles, i, whole, s);
@@ -78,7 +78,7 @@ __device__ __forceinline__ int Mainloop::run_softcap_small(int least, int i, int
     const VDescriptor<kCacheForm> v = v_descriptor<kCacheForm>();
     ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
     if (Config::kCached && __any_sync(0xffffffffu, ptx::load_shared_u32(smem_.mask(k_pipe_.stage)) != 0)) break;
-    ptx::named_barrier_sync(kWarpSchedulerBarrier + group_, Config::kConsumerThreads);
+    warp_scheduler_sync(group_);
     qk_gemm<QkMma<kCacheForm>>(q_, k, s);
     ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
     if (__any_sync(0xffffffffu, ptx::load_shared_u32(smem_.over_cap(group_, i + 1)) != 0)) {
@@ -86,13 +86,13 @@ __device__ __forceinline__ int Mainloop::run_softcap_small(int least, int i, int
       ptx::pin(s);
       discard();
       holds_barrier = true;
-      ptx::named_barrier_sync(kGroupBarrier + group_, 128);  // all warps have read the flag before it may be cleared
+      ptx::named_barrier_sync(kGroupBarriers + group_, 128);  // all warps have read the flag before it may be cleared
       return i + 1;
     }
     release_pending();
     pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
     accumulate = 1;
-    ptx::named_barrier_arrive(kWarpSchedulerBarrier + 1 - group_, Config::kConsumerThreads);
+    warp_scheduler_arrive(group_);
     ptx::wgmma_wait<1>();
     ptx::pin(s);
     saved_sum[0] = a.row_sum[0], saved_sum[1] = a.row_sum[1];

@@ -2,20 +2,20 @@
 // Prefill attention: many query rows a sequence over dense keys, over a KV cache, or over both.
 //
 // Rows are packed (pack-GQA): a row is a token of a sequence and one of the query heads that share a KV head, so K and
-// V are loaded once for all of these heads. A work tile is a block of 128 packed rows and the tiles of keys that these
-// rows may see. scheduler/persistent.cu lists the work tiles, longest first; the thread blocks of a persistent grid
-// take them in that order. Only tiles at the edges are masked. Tiles that no row sees are not listed.
+// V are loaded once for all of these heads. A work tile is a block of kRows packed rows and the tiles of keys that
+// these rows may see. scheduler/persistent.cu lists the work tiles, longest first; the thread blocks of a persistent
+// grid take them in that order. Only tiles at the edges are masked. Tiles that no row sees are not listed.
 //
-// Tiles: 128 rows x kKeys keys x the whole head dims. Warpgroup 0 is the producer, of one or two warps (producer.cuh).
-// Warpgroups 1 and 2 are the consumers and have 64 rows each (mainloop.cuh), O in kChannels / 2 registers a thread, S
-// in kKeys / 2.
+// Tiles: kRows rows x kKeys keys x the head dims. Warpgroup 0 is the producer, of one or two warps (producer.cuh).
+// Warpgroups 1 and 2, and 3 with 192 rows, are the consumers and have 64 rows each (mainloop.cuh), O in kChannels / 2
+// registers a thread, S in kKeys / 2.
 //
 //   producer: K0 Q   K1 V0   K2 V1   K3 V2 ..    (K and V by a warp each)
 //   group 1:       S0 |softmax| S1 PV0 |softmax    | S2 PV1 |softmax ..
 //   group 2:          S0 |softmax|     S1 PV0 |softmax    | S2 PV1 |softmax ..
 //
 // Barriers: q and each stage of K and V have a full barrier (one arrival and the bytes of the copies) and an empty
-// barrier (one lane of each of the eight consumer warps arrives). With two stages of q, q is counted by the full
+// barrier (one lane of each consumer warp arrives). With two stages of q, q is counted by the full
 // barrier of its work tile's first K. Two blocks may copy the tiles of keys together, by multicast (Config::kCluster):
 // the full barriers of both count all bytes, and the consumer warps of both release the stages of both. Tiles of an
 // 8-bit cache arrive in a ring of raw stages; three dequant warps beside the producer convert them to K and V
@@ -35,8 +35,7 @@ namespace attune::prefill {
 
 __device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& smem) {
   const int group = threadIdx.x / 128 - 1;
-  // Opens the warp scheduler barrier for the first warpgroup.
-  if (group == 1) ptx::named_barrier_arrive(kWarpSchedulerBarrier, Config::kConsumerThreads);
+  open_warp_scheduler(group);
   check_stamp(p, smem);
   Mainloop mainloop(p, smem, group);
   float s[Config::kKeys / 2];
@@ -71,7 +70,7 @@ __device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& sm
           if (whole) out = finish_rows(p, work, rows, a);
         }
         // All warps of the group have read q for the last time.
-        if (Config::kStoreOutThroughQ) ptx::named_barrier_sync(kGroupBarrier + group, 128);
+        if (Config::kStoreOutThroughQ) ptx::named_barrier_sync(kGroupBarriers + group, 128);
       }
     });
     if constexpr (Config::kOverlapNextQK) {

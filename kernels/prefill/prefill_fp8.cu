@@ -24,8 +24,7 @@ namespace attune::prefill {
 // The thread's rows are recomputed where needed: the mainloop has no registers for them.
 __device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& smem) {
   const int group = threadIdx.x / 128 - 1;
-  // Opens the warp scheduler barrier for the first warpgroup.
-  if (group == 1) ptx::named_barrier_arrive(kWarpSchedulerBarrier, Config::kConsumerThreads);
+  open_warp_scheduler(group);
   check_stamp(p, smem);
   MainloopFp8 mainloop(p, smem, group);
   for (; has_work(smem, mainloop.slot()); mainloop.next_work()) {

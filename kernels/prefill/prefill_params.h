@@ -17,12 +17,6 @@ ATTUNE_SHARED_FUNCTION int raw_bytes(int keys, int head_dim_qk, int head_dim_v) 
   return keys * kRawPitch * raw_blocks(head_dim_qk > head_dim_v ? head_dim_qk : head_dim_v);
 }
 
-// Packed rows of a block. With fp32, q, K and V take three times the shared memory, so wide head dims have half the
-// rows.
-ATTUNE_SHARED_FUNCTION int prefill_rows(int head_dim_qk, int head_dim_v, int element_size) {
-  return element_size == 4 && (head_dim_qk > 128 || head_dim_v > 128) ? 64 : 128;
-}
-
 // In a cluster: the barriers of V's edge tiles; and the slots of the ring of tile indices.
 ATTUNE_SHARED_FUNCTION int prefill_edge_barriers(int cluster, int value_stages) {
   return cluster > 1 ? value_stages : 1;

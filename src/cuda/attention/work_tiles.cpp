@@ -35,7 +35,8 @@ void choose_grid(const Problem& p, int num_sms, WorkTiles& c) {
 }
 
 int keys_of_box(const KvCache& cache, int keys) {
-  return cache.paged ? static_cast<int>(std::gcd<int64_t>(cache.page_size, keys)) : keys;
+  const int power = keys & -keys;  // a tile may have 96 keys
+  return cache.paged ? static_cast<int>(std::gcd<int64_t>(cache.page_size, power)) : power;
 }
 
 namespace {

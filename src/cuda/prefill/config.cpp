@@ -22,6 +22,7 @@ using attention::kAlignment;
 
 constexpr int kMaxShared = 232448;
 constexpr int kFewestTiles = 4;  // of a split
+constexpr int kMostRows = 192;   // of a block
 
 using kernels::kScaleFirst;
 
@@ -114,7 +115,7 @@ KernelSpec Config::main_kernel() const {
       {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_TYPE", dtype),
        define("ATTUNE_OUT_TYPE", out_dtype), define("ATTUNE_SCORE", score), define("ATTUNE_MASK", mask),
        define("ATTUNE_CACHED", cached ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0), define("ATTUNE_KEYS", keys),
-       define("ATTUNE_STAGES", stages), define("ATTUNE_CACHE_TYPE", cache_dtype),
+       define("ATTUNE_STAGES", stages), define("ATTUNE_CACHE_TYPE", cache_dtype), define("ATTUNE_ROWS", rows),
        define("ATTUNE_RAW_STAGES", raw_stages), define("ATTUNE_TOKEN_SCALES", token_scales ? 1 : 0)},
       shared_bytes()};
   if (x_packed) spec.defines.push_back(define("ATTUNE_XPACKED", 1));
@@ -170,7 +171,26 @@ std::string refusal_as_fp32(const Problem& p) { return refusal_of(p, dtype_refus
 
 namespace {
 
+// Blocks of a sequence of mean length.
+int64_t mean_blocks(const Problem& p, int rows) {
+  const int heads = attention::choose_heads_of_tile(p.group, rows);
+  return ceil_div(ceil_div(p.total_q, std::max<int64_t>(p.batch, 1)), rows / heads) * (p.group / heads);
+}
+
+// With at most 64 channels a tile's softmax takes longer than its GEMMs, and three consumer groups hide its latency
+// better than two. A block of 192 rows takes about 5/4 of the time of one of 128, so prompts must fill it. With
+// batch_invariant the choice must not depend on the other sequences.
+bool takes_three_groups(const Problem& p, const Config& c) {
+  const bool boxes = !c.x_packed && c.gather == 0 && c.cache_dtype == c.dtype;
+  if (!boxes || c.score != 0 || c.mask != 0 || std::max(p.head_dim_qk, p.head_dim_v) > 64) return false;
+  return p.batch_invariant || 5 * mean_blocks(p, kMostRows) <= 4 * mean_blocks(p, c.rows);
+}
+
 void choose_tiles(const Problem& p, Config& c) {
+  if (takes_three_groups(p, c)) {
+    c.rows = kMostRows, c.keys = c.cached ? 96 : 128, c.stages = 4;
+    return;
+  }
   // Registers of a thread: head_dim_v / 2 for O, keys / 2 for S, keys / 4 for P; masks and tables take some too.
   const int64_t widest = std::max(p.head_dim_qk, p.head_dim_v);
   c.keys = widest > 192 || p.head_dim_v > 128 ? 64 : 128;
@@ -198,8 +218,8 @@ void choose_tiles(const Problem& p, Config& c) {
 // Registers of a thread: keys / 2 for S, 3 keys / 4 for P in three bf16 parts. GEMMs of fewer than 64 keys would be
 // bound by shared memory.
 void choose_fp32_tiles(Config& c) {
-  c.token_scales = false;  // all scales are applied before numbers are split
-  c.rows = kernels::prefill_rows(c.head_dim_qk, c.head_dim_v, static_cast<int>(sizeof(float)));
+  c.token_scales = false;                                         // all scales are applied before numbers are split
+  c.rows = c.head_dim_qk > 128 || c.head_dim_v > 128 ? 64 : 128;  // q, K and V take three times the shared memory
   c.keys = 64, c.stages = 4;
   while (c.stages > 1 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.stages;
   if (static_cast<int>(c.shared_bytes()) > kMaxShared) c.keys = 32;
@@ -219,8 +239,8 @@ bool copies_in_pairs(const Problem& p, const Config& c, int num_sms) {
   const bool boxes = !c.x_packed && c.gather == 0 && c.cache_dtype == c.dtype && dtype_size(c.dtype) == 2;
   // Elsewhere one warp copies both K and V, and has no registers left.
   const bool two_warps = (c.score == 0 || !c.cached) && c.head_dim_v <= 128;
-  // With fewer channels softmax takes longer than the keys.
-  const bool wide = c.head_dim_qk > 64 && c.head_dim_v > 64;
+  // With fewer channels softmax takes longer than the keys, but a cache's keys come in small boxes.
+  const bool wide = c.cached || (c.head_dim_qk > 64 && c.head_dim_v > 64);
   if (!boxes || !two_warps || !wide) return false;
   if (p.group % 2 != 0 || num_sms % 2 != 0 || c.max_decode_q > 0 || p.batch_invariant) return false;
   return p.total_q * attention::choose_heads_of_tile(p.group / 2, c.rows) >= c.rows * p.batch;
