@@ -413,12 +413,12 @@ TEST(BackwardChoice, FollowsTheGpuAndTheRows) {
     EXPECT_EQ(choose(R"("dtype": "f32", "strides": "odd")", capability), "cuda_backward_fp32");
   }
   EXPECT_EQ(choose(R"("dtype": "f32")", 90), "cuda_backward_fp32");
-  EXPECT_EQ(choose(R"("dtype": "f32", "bias": 1)", 90),
-            "no kernel covers this; the nearest is cuda_backward_fp32, which does not take dbias, though it takes the "
-            "bias without");
-  EXPECT_EQ(choose(R"("dtype": "bf16", "t5_buckets": 16)", 90),
-            "no kernel covers this; the nearest is cuda_backward, which does not take dt5_bias, though it takes the "
-            "bias without");
+  EXPECT_EQ(choose(R"("dtype": "f32", "bias": 1)", 90), "cuda_backward_fp32");
+  EXPECT_EQ(choose(R"("dtype": "bf16", "t5_buckets": 16)", 90), "cuda_backward");
+  EXPECT_EQ(choose(R"("dtype": "bf16", "bias": 2, "t5_buckets": 16)", 80), "cuda_backward_mma");
+  EXPECT_EQ(choose(R"("dtype": "bf16", "t5_buckets": 600, "t5_max_distance": 5000)", 90),
+            "no kernel covers this; the nearest is cuda_backward, which does not take more than 128 T5 buckets in one "
+            "direction");
 }
 
 }  // namespace

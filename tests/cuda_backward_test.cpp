@@ -108,15 +108,13 @@ TEST_F(CudaBackward, RefusesWhatItCannotDo) {
   EXPECT_EQ(why(R"("softcap": 3, "sinks": "normal")"), "");
   EXPECT_EQ(why(R"("alibi": 1)"), "");
   EXPECT_EQ(why(R"("t5_buckets": 16, "backward": {"outputs": ["dq", "dk", "dv"]})"), "");
-  EXPECT_EQ(
-      why(R"("t5_buckets": 16)"),
-      "no kernel covers this; the nearest is cuda_backward, which does not take dt5_bias, though it takes the bias "
-      "without");
+  EXPECT_EQ(why(R"("t5_buckets": 16, "bias": 2)"), "");
+  EXPECT_EQ(why(R"("t5_buckets": 600, "t5_max_distance": 5000)"),
+            "no kernel covers this; the nearest is cuda_backward, which does not take more than 128 T5 buckets in one "
+            "direction");
   EXPECT_EQ(why(R"("dtype": "f32")"), "");
   EXPECT_EQ(why(R"("strides": "odd")"), "");  // cuda_backward_mma's
-  EXPECT_EQ(why(R"("dtype": "f32", "bias": 1)"),
-            "no kernel covers this; the nearest is cuda_backward_fp32, which does not take dbias, though it takes the "
-            "bias without");
+  EXPECT_EQ(why(R"("dtype": "f32", "bias": 1)"), "");
 }
 
 }  // namespace

@@ -41,8 +41,8 @@ class EmulatedBackward : public Emulated {
         const cuda::backward::Maps m = cuda::backward::describe_maps(p, c, what.of);
         launch(what, params, emulator::tensor_map(m.own_x), emulator::tensor_map(m.own_y), emulator::tensor_map(m.x),
                emulator::tensor_map(m.y));
-      } else if (what.arguments == cuda::backward::Arguments::kSinkSum) {
-        launch(what, cuda::backward::sink_sum_params(p, params));
+      } else if (what.arguments == cuda::backward::Arguments::kBlockSum) {
+        launch(what, cuda::backward::block_sum_params(p, params, what.of));
       } else {
         launch(what, params);
       }

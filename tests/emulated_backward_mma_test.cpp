@@ -75,10 +75,6 @@ TEST_F(EmulatedBackwardMma, OfEveryVariant) {
                               R"("new_token_bias": true, "t5_buckets": 32, "causal": true)",
                               R"("bias": 2, "softcap": 3, "sinks": "mixed", "alibi": 1, "mask_bits": 1)"})
     EXPECT_EQ(check(tests::make_case(row.with(tables).with(members))), "") << members;
-  EXPECT_EQ(check(tests::make_case(row.with(
-                R"("bias": 1, "seqlens_q": [9], "seqlens_kv": [9],
-                   "backward": {"outputs": ["dbias"]})"))),
-            tests::kNotCovered);
 }
 
 // One gradient alone, and two, beside a NaN that only some rows see: their rows are computed again.
@@ -128,7 +124,8 @@ TEST_F(EmulatedBackwardMma, HasAShapeForEveryGpu) {
       c.limits = {gpu.shared_per_sm, gpu.shared_a_block};
       c.head_dim_qk = c.head_dim_v = head_dim;
       c.dtype = ATTUNE_FLOAT32, c.with_sinks = c.with_dlse = true;
-      for (const int of : {kernels::kGradientDq, kernels::kGradientDk, kernels::kGradientDv}) {
+      for (const int of : {kernels::kGradientDq, kernels::kGradientDk, kernels::kGradientDv, kernels::kGradientDbias,
+                           kernels::kGradientDt5Bias}) {
         EXPECT_GE(c.mma_shape(of).blocks_per_sm, 1) << gpu.name << " " << head_dim;
         EXPECT_LE(c.mma_kernel(of).shared_bytes, static_cast<size_t>(gpu.shared_a_block)) << gpu.name << head_dim;
       }

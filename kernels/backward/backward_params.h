@@ -55,21 +55,32 @@ struct BackwardParams : WorkTileParams {
   // [blocks][heads]: whether a block of rows has a NaN or infinity, for recompute.cu. null: not noted.
   int *q_nonfinite, *kv_nonfinite;
   int max_q_tiles, max_kv_tiles;
-  float* sink_sums;  // -dsinks of blocks of queries, [num_heads_q][total_q / 128 + batch]; null: nobody wants it
+  // Sums of blocks of queries, [line][total_q / 128 + batch], for sum_blocks.cu; null: nobody wants them. -dsinks, a
+  // line a query head; dt5_bias, a line an entry of it.
+  float *sink_sums, *t5_sums;
+  int t5_entries;  // of a head
+  float* dbias;    // [dbias_heads][bias.rows][bias.columns]
+  int dbias_heads;  // 1: all query heads share it
+  long long dbias_head_stride, dbias_row_stride, dbias_column_stride;
 };
 
-// Of sum_sinks.cu.
-struct SinkSumParams : BackwardParams {
-  float* dsinks;
-  long long dsinks_stride;
+// Of sum_blocks.cu.
+struct BlockSumParams : BackwardParams {
+  const float* sums;
+  float* to;  // [heads][entries]
+  long long to_head_stride, to_entry_stride;
+  int entries;
+  float factor;
 };
 
 // Rows of a block of threads, queries or keys.
 constexpr int kBackwardRows = 128;
 
-// What a launch of the gradient kernel computes, ATTUNE_GRADIENTS: all of them, dk and dv, or one.
+// What a launch of a gradient kernel computes, ATTUNE_GRADIENTS: all of dq, dk and dv, dk and dv, or one.
 constexpr int kGradientDq = 1, kGradientDk = 2, kGradientDv = 4, kGradientDkDv = kGradientDk | kGradientDv,
               kGradients = kGradientDq | kGradientDkDv;
+constexpr int kGradientDbias = 8, kGradientDt5Bias = 16, kGradientTables = kGradientDbias | kGradientDt5Bias,
+              kGradientDsinks = 32;
 
 ATTUNE_SHARED_FUNCTION int lines_of(int head_dim) { return (head_dim + 63) / 64; }
 // Whether the registers hold dk and dv of 128 keys together, in accumulators of 32 channels. Else each gradient has a

@@ -3,6 +3,7 @@
 // them, or the stats hold the share that the sink leaves, and each block sums its dsinks. Also sets all semaphores of
 // dq to 0: a block of keys that found another value could wait for ever.
 // Grid: blocks of queries times query heads.
+#include "backward/block_sums.cuh"
 #include "backward/sinks.cuh"
 #include "ptx/grid.cuh"
 
@@ -122,6 +123,6 @@ extern "C" __global__ void __launch_bounds__(attune::backward::kThreads)
   }
   if (kWithSinks && p.sink_sums != nullptr) {
     const float sum = sum_of_block<kThreads>(sink_gradient);
-    if (threadIdx.x == 0) sink_sum_at(p, s, tile.batch, block.head, tile.begin) = sum;
+    if (threadIdx.x == 0) p.sink_sums[block_sum_at(p, s, tile.batch, block.head, tile.begin)] = sum;
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sinks in the backward: what they change in the stats of a row, and the sums of dsinks, which blocks of queries make.
+// Sinks in the backward: what they change in the stats of a row.
 #pragma once
 
 #include "backward/rows.cuh"
@@ -26,25 +26,5 @@ struct Sink {
     stats.delta *= stats.share;
   }
 };
-
-// Where the sum of a block of queries is, which begins at query `row`. Those of sequences do not overlap.
-__device__ __forceinline__ float& sink_sum_at(const BackwardParams& p, const SequenceInfo& s, int b, int head,
-                                              int row) {
-  const long long first = p.cu_seqlens_q.data != nullptr ? s.q_begin : static_cast<long long>(b) * p.fixed_q;
-  return p.sink_sums[head * (p.total_q / kBackwardRows + p.batch) + first / kBackwardRows + b + row / kBackwardRows];
-}
-
-// Adds what the threads of a block have, in a fixed order. Thread 0 gets the sum.
-template <int kThreads>
-__device__ __forceinline__ float sum_of_block(float x) {
-  __shared__ float of_warp[kThreads / 32];
-  x = sum_of_lanes(x);
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
-  __syncthreads();
-  float sum = 0;
-#pragma unroll
-  for (const float each : of_warp) sum += each;
-  return sum;
-}
 
 }  // namespace attune::backward

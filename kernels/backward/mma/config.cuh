@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compile-time configuration, the shared memory and the work of gradients_mma.cu. Of either side, x is what scores
+// The compile-time configuration, the shared memory and the work of gradients_mma.cu, and of dbias.cu and dt5_bias.cu,
+// which compute the same products. Of either side, x is what scores
 // are made of, k or q, and y the other operand, v or dout; a block has own rows of one, and tiles of the other.
 #pragma once
 
@@ -11,7 +12,8 @@ namespace attune::backward::mma {
 
 struct Config {
   static constexpr int kType = ATTUNE_TYPE, kGradients = ATTUNE_GRADIENTS;
-  static constexpr bool kOfQueries = kGradients == kernels::kGradientDq;
+  static constexpr bool kOfTables = (kGradients & kernels::kGradientTables) != 0;  // sums of dZ, of no slope
+  static constexpr bool kOfQueries = kOfTables || kGradients == kernels::kGradientDq;
   static constexpr bool kWithDx = kGradients != kernels::kGradientDv,
                         kWithDv = (kGradients & kernels::kGradientDv) != 0;
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
@@ -52,9 +54,12 @@ struct WorkTile {
   int first, last;      // rows of the other side: from the first tile's first one to behind the last that counts
   int vectors;          // bits: q, dout, k and v lie at multiples of 16 bytes, channels side by side
 
+  // The first own row: a block of dbias.cu has positions, which may begin before the sequence's queries.
+  __device__ __forceinline__ int first_row() const { return Config::kOfTables ? max(begin, 0) : begin; }
+  __device__ __forceinline__ bool has(int row) const { return row < end && (!Config::kOfTables || row >= 0); }
   // Rows of the other side that are visible to an own row by causality and windows.
   __device__ __forceinline__ Span visible_to(const BackwardParams& p, int row) const {
-    if (row >= end) return {0, 0};
+    if (!has(row)) return {0, 0};
     return Config::kOfQueries ? keys_of_query(p, s, row) : queries_of_key(p, s, row);
   }
   // Of a pair of an own row and one of the other side.
@@ -84,10 +89,11 @@ __device__ __forceinline__ WorkTile work_tile_of(const BackwardParams& p, const 
   w.end = min(w.begin + Config::kRows, Config::kOfQueries ? w.s.num_q : key_extent(p, tile.batch));
   w.first = w.last = 0, w.vectors = find_vectors(p);
   const int last = (Config::kOfQueries ? w.end : min(w.end, w.s.num_keys)) - 1;  // that is seen, or sees
-  if (last < w.begin) return w;
-  Span seen = {w.visible_to(p, w.begin).begin, w.visible_to(p, last).end};
+  const int first = w.first_row();
+  if (last < first) return w;
+  Span seen = {w.visible_to(p, first).begin, w.visible_to(p, last).end};
   if constexpr (Config::kOfQueries) {
-    widen_keys_by_ranges(p, w.s, w.batch, w.begin, last, seen);
+    widen_keys_by_ranges(p, w.s, w.batch, first, last, seen);
   } else {
     widen_by_ranges(p, w.s, w.batch, w.begin, last, seen);
   }
@@ -101,7 +107,10 @@ struct Smem {
                        kX = kOwnY + (Config::kWithDx ? Config::kRows * LayoutY::kPitch : 0),
                        kY = kX + Config::kTile * LayoutX::kPitch, kStats = kY + Config::kTile * LayoutY::kPitch,
                        kWork = kStats + kQueries * static_cast<int>(sizeof(RowStats)),
-                       kBytes = kWork + kernels::kMmaWorkBytes;
+                       kBuckets = kWork + kernels::kMmaWorkBytes,
+                       kBucketsOfWarp =
+                           Config::kGradients == kernels::kGradientDt5Bias ? 4 * kernels::kMostT5Entries : 0,
+                       kBytes = kBuckets + Config::kWarps * kBucketsOfWarp;
   static_assert(sizeof(WorkTile) <= kernels::kMmaWorkBytes && kWork % 16 == 0);
   static_assert(kBytes == kernels::mma_backward_shared_bytes(Config::kHeadDimQk, Config::kHeadDimV, Config::kGradients,
                                                              Config::kRows, Config::kTile, sizeof(RowStats)),
@@ -111,6 +120,14 @@ struct Smem {
   __device__ __forceinline__ explicit Smem(unsigned char* shared)
       : memory(shared), base(ptx::shared_address(shared)) {}
   __device__ __forceinline__ WorkTile& work() const { return *reinterpret_cast<WorkTile*>(memory + kWork); }
+  // A word of each warp, behind the work: which sequences have a block's entries (dbias.cu).
+  __device__ __forceinline__ unsigned& sequences(int warp) const {
+    constexpr int kBegin = kernels::kMmaWorkBytes - 4 * Config::kWarps;
+    static_assert(static_cast<int>(sizeof(WorkTile)) <= kBegin);
+    return reinterpret_cast<unsigned*>(memory + kWork + kBegin)[warp];
+  }
+  // The sums of T5's buckets of a warp.
+  __device__ __forceinline__ unsigned buckets(int warp) const { return base + kBuckets + warp * kBucketsOfWarp; }
   __device__ __forceinline__ unsigned own_x() const { return base + kOwnX; }
   __device__ __forceinline__ unsigned own_y() const { return base + kOwnY; }
   __device__ __forceinline__ unsigned x() const { return base + kX; }

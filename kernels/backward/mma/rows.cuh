@@ -13,12 +13,20 @@ struct Rows {
   long long row_stride, dim_stride;  // in elements
   int count;                         // that are there
   bool vectors;                      // rows lie at multiples of 16 bytes, channels side by side
+  int missing = 0;                   // before the first that is there; count has them, `first` is behind them
+
+  __device__ __forceinline__ bool has(int row) const {
+    return row < count && (!Config::kOfTables || row >= missing);
+  }
 };
+// Of rows from `begin` on.
+__device__ __forceinline__ int missing_rows(int begin) { return Config::kOfTables ? max(-begin, 0) : 0; }
 
 // Rows from row `begin` on, of a sequence that has `rows` of them.
 template <class Array>
 __device__ __forceinline__ Rows rows_of(const Array& x, bool vectors, long long offset, int begin, int rows) {
-  return {x.data + offset * common::element_size(Config::kType), x.row_stride, x.dim_stride, rows - begin, vectors};
+  return {x.data + offset * common::element_size(Config::kType), x.row_stride, x.dim_stride, rows - begin, vectors,
+          missing_rows(begin)};
 }
 
 // Channels 4 chunk .. 4 chunk + 3 of the row that begins at `row`, or zeros.
@@ -60,12 +68,12 @@ __device__ __forceinline__ void copy_rows(unsigned to, const Rows& rows) {
   constexpr int kChunks = To::kPitch / 16, kLanes = kChunks >= 32 ? 32 : kChunks == 16 ? 16 : 8;  // of a row
   constexpr int kStep = Config::kThreads / kLanes;
   const int first = static_cast<int>(threadIdx.x) / kLanes, lane = static_cast<int>(threadIdx.x) % kLanes;
-  const char* from = rows.first + first * rows.row_stride * common::element_size(Config::kType);
+  const char* from = rows.first + (first - rows.missing) * rows.row_stride * common::element_size(Config::kType);
 #pragma unroll 1  // else what addresses are made of is held in registers over the loop of tiles
   for (int row = first; row < kCount; row += kStep) {
 #pragma unroll
     for (int chunk = lane; chunk < kChunks; chunk += kLanes)
-      copy_chunk<kHeadDim>(to + To::offset(row, chunk), rows, from, row < rows.count, chunk);
+      copy_chunk<kHeadDim>(to + To::offset(row, chunk), rows, from, rows.has(row), chunk);
     from += kStep * rows.row_stride * common::element_size(Config::kType);
   }
 }
@@ -75,10 +83,10 @@ template <bool kQ, int kCount>
 __device__ __forceinline__ void copy_x(const BackwardParams& p, const WorkTile& w, unsigned to, int head, int row) {
   constexpr int kSize = common::element_size(Config::kType);
   if constexpr (kQ) {
-    const long long at = q_offset(p, w.s, w.batch, p.q_batch_stride, p.q_row_stride) + row * p.q_row_stride +
-                         head * p.q_head_stride;
-    copy_rows<Config::kHeadDimQk, kCount>(
-        to, {p.q + at * kSize, p.q_row_stride, p.q_dim_stride, w.s.num_q - row, (w.vectors & kVectorsQ) != 0});
+    const long long at = q_offset(p, w.s, w.batch, p.q_batch_stride, p.q_row_stride) +
+                         (row + missing_rows(row)) * p.q_row_stride + head * p.q_head_stride;
+    copy_rows<Config::kHeadDimQk, kCount>(to, {p.q + at * kSize, p.q_row_stride, p.q_dim_stride, w.s.num_q - row,
+                                               (w.vectors & kVectorsQ) != 0, missing_rows(row)});
   } else {
     copy_rows<Config::kHeadDimQk, kCount>(to, rows_of(p.new_k, (w.vectors & kVectorsK) != 0,
                                                       key_offset(w.s, w.batch, p.new_k, row, head), row, w.s.num_keys));
@@ -89,8 +97,8 @@ template <bool kQ, int kCount>
 __device__ __forceinline__ void copy_y(const BackwardParams& p, const WorkTile& w, unsigned to, int head, int row) {
   if constexpr (kQ) {
     copy_rows<Config::kHeadDimV, kCount>(
-        to, rows_of(p.dout, (w.vectors & kVectorsDout) != 0, query_offset(p, w.s, w.batch, p.dout, row, head), row,
-                    w.s.num_q));
+        to, rows_of(p.dout, (w.vectors & kVectorsDout) != 0,
+                    query_offset(p, w.s, w.batch, p.dout, row + missing_rows(row), head), row, w.s.num_q));
   } else {
     copy_rows<Config::kHeadDimV, kCount>(to, rows_of(p.new_v, (w.vectors & kVectorsV) != 0,
                                                      key_offset(w.s, w.batch, p.new_v, row, head), row, w.s.num_keys));
@@ -101,7 +109,7 @@ __device__ __forceinline__ void copy_stats(const BackwardParams& p, const Smem& 
   const WorkTile& w = smem.work();
   const int i = static_cast<int>(threadIdx.x);
   if (i >= Smem::kQueries) return;
-  const bool there = row + i < w.s.num_q;
+  const bool there = row + i < w.s.num_q && (!Config::kOfTables || row + i >= 0);
   ptx::copy_async<sizeof(RowStats)>(smem.stats(i), stats_of(p, w.s, w.batch, head) + (there ? row + i : 0),
                                     there ? sizeof(RowStats) : 0);
 }

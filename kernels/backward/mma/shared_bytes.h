@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes that the host and gradients_mma.cu agree on. Compiled by NVRTC and by the host's compiler; no standard headers.
+// Sizes that the host agrees on with gradients_mma.cu, dbias.cu and dt5_bias.cu. Compiled by NVRTC and by the host's
+// compiler; no standard headers.
 #pragma once
 
 #include "backward/backward_params.h"
@@ -15,13 +16,19 @@ ATTUNE_SHARED_FUNCTION bool mma_has_dk_beside_dv(int head_dim_qk, int head_dim_v
 // What a block has to do, of which a thread reads what it needs where it needs it: held over the loop of tiles it would
 // take the registers of sums.
 constexpr int kMmaWorkBytes = 128;
+// Entries of a head of a T5 bias, at most; of which each warp of dt5_bias.cu has sums.
+constexpr int kMostT5Entries = 4 * kMaxT5Steps + 4;
+// Of dbias.cu: a block has the entries of its rows, positions, and of so many tiles of keys.
+constexpr int kDbiasTiles = 4;
 // The own rows and a tile of the other side, of x (k, or q) and of y (v, or dout), and the stats of those that are
 // queries.
 ATTUNE_SHARED_FUNCTION int mma_backward_shared_bytes(int head_dim_qk, int head_dim_v, int gradients, int rows, int tile,
                                                      int row_stats) {
   const int x = mma_lines(head_dim_qk), y = mma_lines(head_dim_v);
+  const bool of_queries = gradients == kGradientDq || (gradients & kGradientTables) != 0;
   return ((x + (gradients == kGradientDv ? 0 : y)) * rows + (x + y) * tile) * 128 +
-         (gradients == kGradientDq ? rows : tile) * row_stats + kMmaWorkBytes;
+         (of_queries ? rows : tile) * row_stats + kMmaWorkBytes +
+         (gradients == kGradientDt5Bias ? rows / 16 * kMostT5Entries * 4 : 0);
 }
 
 }  // namespace attune::kernels

@@ -23,7 +23,8 @@ __device__ __forceinline__ unsigned visible_pairs(const BackwardParams& p, const
     for (int j = 0; j < 4 * kEights; ++j) {
       const int own = own_row(w) + j / 2 % 2 * 8, other = first + j / 4 * 8 + j % 2;
       const int query = WorkTile::query(own, other), key = WorkTile::key(own, other);
-      if (own < w.end && query < w.s.num_q && key < w.s.num_keys && sees(p, w.s, w.batch, query, head, key))
+      const bool there = w.has(own) && query < w.s.num_q && key < w.s.num_keys;
+      if (there && sees(p, w.s, w.batch, query, head, key))
         pairs |= 1u << j;
     }
   } else {
@@ -84,7 +85,13 @@ __device__ __forceinline__ void make_p_and_ds(const BackwardParams& p, const Wor
         const float a = ptx::exp2_approx(score.value - of.lse2), share = share_of(of);
         const float ds = a * score.slope * (share * y - of.delta);
         x = counts ? a * share : 0.0f;
-        y = counts ? ds : 0.0f;
+        if constexpr (Config::kOfTables) {
+          // The tables keep what they get: no row of theirs is computed again.
+          const bool adds = counts && of.lse2 != ptx::infinity() && score.value != -ptx::infinity();
+          y = adds ? a * (share * y - of.delta) : 0.0f;
+        } else {
+          y = counts ? ds : 0.0f;
+        }
       }
     }
   }

@@ -43,13 +43,13 @@ class CudaBackwardPlan final : public BackwardPlan {
   }
 
   void run(const BackwardProblem& p, void* workspace, void* stream) const override {
-    // Then dsinks alone has elements.
+    // Then only tables have elements.
     const bool nothing = attention::is_empty(p.forward) && (p.forward.k.rows == 0 || p.forward.batch == 0);
     if (!nothing) backward::check_run(p, c_);
     const kernels::BackwardParams params = backward::to_params(p, c_, workspace);
     for (size_t i = 0; i < launches_.size(); ++i) {
       const Arguments arguments = launches_[i].arguments;
-      if (launches_[i].blocks == 0 || (nothing && arguments != Arguments::kSinkSum)) continue;
+      if (launches_[i].blocks == 0 || (nothing && !launches_[i].of_whole_table())) continue;
       LaunchConfig launch;
       launch.grid[0] = static_cast<uint32_t>(launches_[i].blocks);
       launch.block[0] = static_cast<uint32_t>(launches_[i].threads);
@@ -59,8 +59,8 @@ class CudaBackwardPlan final : public BackwardPlan {
         const Maps m = backward::describe_maps(p, c_, launches_[i].of);
         launch_kernel(*kernels_[i], launch, params, make_tensor_map(m.own_x, device_),
                       make_tensor_map(m.own_y, device_), make_tensor_map(m.x, device_), make_tensor_map(m.y, device_));
-      } else if (arguments == Arguments::kSinkSum) {
-        launch_kernel(*kernels_[i], launch, backward::sink_sum_params(p, params));
+      } else if (arguments == Arguments::kBlockSum) {
+        launch_kernel(*kernels_[i], launch, backward::block_sum_params(p, params, launches_[i].of));
       } else {
         launch_kernel(*kernels_[i], launch, params);
       }

@@ -34,7 +34,8 @@ size_t lay_out(const Config& c, void* workspace, kernels::BackwardParams& k) {
   k.stats = reinterpret_cast<char*>(w.take<std::byte>(rows * static_cast<int64_t>(c.row_stats_bytes())));
   k.dq_sums = w.take<float>(c.heads_q * c.dq_tiles * kernels::dq_tile_floats(c.head_dim_qk, c.head_dim_v));
   k.dq_semaphores = w.take<unsigned>(c.heads_q * c.dq_tiles);
-  if (c.with_dsinks) k.sink_sums = w.take<float>(c.heads_q * c.sink_tiles);  // else null: not wanted
+  if (c.with_dsinks) k.sink_sums = w.take<float>(c.heads_q * c.sum_tiles);  // else null: not wanted
+  if (c.t5_entries > 0) k.t5_sums = w.take<float>(c.heads_q * c.t5_entries * c.sum_tiles);
   if (c.way == Way::kWgmma) {  // else null: several blocks have the rows of one
     k.q_nonfinite = w.take<int>(c.blocks(false));
     k.kv_nonfinite = w.take<int>(c.blocks(true));
@@ -130,7 +131,13 @@ KernelSpec Config::gradients_kernel(int of) const {
 }
 KernelSpec Config::mma_kernel(int of) const {
   const MmaShape s = mma_shape(of);
-  return {"backward/gradients_mma.cu", "attune_backward_gradients_mma",
+  const char* const source = of == kernels::kGradientDbias     ? "backward/dbias.cu"
+                             : of == kernels::kGradientDt5Bias ? "backward/dt5_bias.cu"
+                                                               : "backward/gradients_mma.cu";
+  const char* const entry = of == kernels::kGradientDbias     ? "attune_backward_dbias"
+                            : of == kernels::kGradientDt5Bias ? "attune_backward_dt5_bias"
+                                                              : "attune_backward_gradients_mma";
+  return {source, entry,
           with_defines(*this, {define("ATTUNE_GRADIENTS", of), define("ATTUNE_WARPS", s.warps),
                                define("ATTUNE_TILE", s.tile), define("ATTUNE_BLOCKS_PER_SM", s.blocks_per_sm)}),
           static_cast<size_t>(kernels::mma_backward_shared_bytes(head_dim_qk, head_dim_v, of, s.rows(), s.tile,
@@ -147,7 +154,14 @@ KernelSpec Config::recompute_kernel(bool of_keys) const {
   return {"backward/recompute.cu", "attune_backward_recompute",
           with_defines(*this, {define("ATTUNE_OF_KEYS", of_keys ? 1 : 0)}), 0};
 }
-KernelSpec Config::sum_sinks_kernel() const { return {"backward/sum_sinks.cu", "attune_backward_sum_sinks", {}, 0}; }
+KernelSpec Config::sum_blocks_kernel() const {
+  return {"backward/sum_blocks.cu", "attune_backward_sum_blocks", {}, 0};
+}
+int64_t Config::dbias_blocks() const {
+  if (!with_dbias) return 0;
+  const MmaShape s = mma_shape(kernels::kGradientDbias);
+  return ceil_div(dbias_rows, s.rows()) * ceil_div(dbias_columns, kernels::kDbiasTiles * s.tile) * dbias_heads;
+}
 
 std::vector<Launch> launches(const Config& c) {
   std::vector<Launch> list = {{c.schedule_kernel(), 2, Config::kScheduleThreads}};
@@ -182,7 +196,19 @@ std::vector<Launch> launches(const Config& c) {
   if (with_dq) list.push_back({c.recompute_kernel(false), c.blocks(false), Config::kRowThreads});
   if ((c.gradients & kernels::kGradientDkDv) != 0)
     list.push_back({c.recompute_kernel(true), c.blocks(true), Config::kRowThreads});
-  if (c.with_dsinks) list.push_back({c.sum_sinks_kernel(), c.heads_q, Config::kRowThreads, Arguments::kSinkSum});
+  const auto add_sum = [&](int of, int64_t entries) {
+    list.push_back({c.sum_blocks_kernel(), entries, Config::kRowThreads, Arguments::kBlockSum, of});
+  };
+  if (c.with_dsinks) add_sum(kernels::kGradientDsinks, c.heads_q);
+  if (c.with_dbias) {
+    const int of = kernels::kGradientDbias;
+    list.push_back({c.mma_kernel(of), c.dbias_blocks(), 32 * c.mma_shape(of).warps, Arguments::kParams, of});
+  }
+  if (c.t5_entries > 0) {
+    const int of = kernels::kGradientDt5Bias;
+    list.push_back({c.mma_kernel(of), c.blocks(false), 32 * c.mma_shape(of).warps, Arguments::kParams, of});
+    add_sum(of, c.heads_q * c.t5_entries);
+  }
   return list;
 }
 
@@ -215,7 +241,10 @@ Config configure(const BackwardProblem& p, Way way, const DeviceLimits& limits) 
   c.t5 = attention::t5_buckets(f);
   c.with_sinks = static_cast<bool>(f.sinks), c.with_dsinks = static_cast<bool>(p.dsinks);
   c.with_dlse = static_cast<bool>(p.dlse);
-  if (c.with_dsinks) c.sink_tiles = f.total_q / kRows + f.batch;
+  c.with_dbias = static_cast<bool>(p.dbias);
+  if (c.with_dbias) c.dbias_heads = p.dbias.shape[0], c.dbias_rows = p.dbias.shape[1], c.dbias_columns = p.dbias.shape[2];
+  if (p.dt5_bias) c.t5_entries = p.dt5_bias.shape[2];
+  c.sum_tiles = f.total_q / kRows + f.batch;
   return c;
 }
 
@@ -224,10 +253,11 @@ std::string refusal_of(const BackwardProblem& p, const Config& c) {
   const Problem& f = p.forward;
   if (f.k.dtype != f.q.dtype || f.v.dtype != f.q.dtype || f.out.dtype != f.q.dtype)
     return "q, k, v and out of different dtypes";
-  if (p.dbias || p.dt5_bias) return cat(p.dbias ? "dbias" : "dt5_bias", ", though it takes the bias without");
   if (std::string why = attention::table_refusal(f); !why.empty()) return why;
+  constexpr int64_t kMostBlocks = std::numeric_limits<int32_t>::max();
+  if (c.dbias_blocks() > kMostBlocks) return "more than 2^31 blocks of entries of dbias";
   const int64_t slices = c.way == Way::kMma ? kernels::kBackwardRows / kLeastMmaRows : 1;  // blocks of a work tile
-  if (std::max(c.blocks(false), c.blocks(true)) * slices > std::numeric_limits<int32_t>::max())
+  if (std::max(c.blocks(false), c.blocks(true)) * slices > kMostBlocks)
     return cat("more than 2^31 blocks of ", kernels::kBackwardRows / slices, " rows and heads");
   return "";
 }
@@ -290,15 +320,30 @@ kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, voi
       f.q.element_size == 2 && f.head_dim_v % 8 == 0 && takes_vectors(f.out) && takes_vectors(p.dout) ? 1 : 0;
   k.dq_tiles = to_int(c.dq_tiles);
   k.max_q_tiles = to_int(c.max_q_tiles), k.max_kv_tiles = to_int(c.max_kv_tiles);
+  k.t5_entries = to_int(c.t5_entries);
+  if (p.dbias) {
+    k.dbias = p.dbias.data;
+    k.dbias_heads = to_int(p.dbias.shape[0]);
+    k.dbias_head_stride = p.dbias.stride[0], k.dbias_row_stride = p.dbias.stride[1];
+    k.dbias_column_stride = p.dbias.stride[2];
+  }
   lay_out(c, workspace, k);
   return k;
 }
 
-kernels::SinkSumParams sink_sum_params(const BackwardProblem& p, const kernels::BackwardParams& k) {
-  kernels::SinkSumParams sums{};
+kernels::BlockSumParams block_sum_params(const BackwardProblem& p, const kernels::BackwardParams& k, int of) {
+  kernels::BlockSumParams sums{};
   static_cast<kernels::BackwardParams&>(sums) = k;
-  sums.dsinks = p.dsinks.data;
-  sums.dsinks_stride = p.dsinks.stride[2];
+  if (of == kernels::kGradientDsinks) {
+    sums.sums = k.sink_sums, sums.factor = -1;
+    sums.to = p.dsinks.data, sums.to_head_stride = p.dsinks.stride[2];
+    sums.entries = 1;
+  } else {
+    sums.sums = k.t5_sums, sums.factor = 1;
+    sums.to = p.dt5_bias.data;
+    sums.to_head_stride = p.dt5_bias.stride[1], sums.to_entry_stride = p.dt5_bias.stride[2];
+    sums.entries = k.t5_entries;
+  }
   return sums;
 }
 

@@ -32,7 +32,10 @@ struct Config {
   int score = 0, mask = 0;                    // ATTUNE_SCORE, ATTUNE_MASK
   kernels::T5Table t5{};
   bool with_sinks = false, with_dsinks = false, with_dlse = false;
-  int64_t sink_tiles = 0;  // sums of dsinks of a head
+  bool with_dbias = false;
+  int64_t dbias_rows = 0, dbias_columns = 0, dbias_heads = 0;
+  int64_t t5_entries = 0;  // of dt5_bias, a head; 0: it is not wanted
+  int64_t sum_tiles = 0;   // sums of blocks of queries, of an entry of dsinks or dt5_bias
   Way way = Way::kWgmma;
   DeviceLimits limits = {};
 
@@ -49,7 +52,7 @@ struct Config {
   };
   Stages stages(int of) const;
   int shared_bytes(int of, const Stages& s) const;
-  // Of gradients_mma.cu: warps, of 16 own rows each, and rows of a tile, that fit shared memory; and how many blocks.
+  // Of gradients_mma.cu, dbias.cu and dt5_bias.cu: warps, of 16 own rows each, and rows of a tile, that fit shared memory; and how many blocks.
   struct MmaShape {
     int warps, tile, blocks_per_sm;
     int rows() const { return 16 * warps; }
@@ -58,10 +61,11 @@ struct Config {
   KernelSpec schedule_kernel() const;
   KernelSpec row_stats_kernel() const;
   KernelSpec gradients_kernel(int of) const;
-  KernelSpec mma_kernel(int of) const;
+  KernelSpec mma_kernel(int of) const;  // or of dbias, or dt5_bias
   KernelSpec store_dq_kernel() const;
   KernelSpec recompute_kernel(bool of_keys) const;
-  KernelSpec sum_sinks_kernel() const;
+  KernelSpec sum_blocks_kernel() const;
+  int64_t dbias_blocks() const;
   // Blocks of a grid that has a block of rows for each head.
   int64_t blocks(bool of_keys) const { return of_keys ? max_kv_tiles * heads_kv : max_q_tiles * heads_q; }
   size_t workspace_bytes() const;
@@ -76,7 +80,8 @@ std::string mma_refusal(const BackwardProblem& p);
 void check_run(const BackwardProblem& p, const Config& c);
 
 kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, void* workspace);
-kernels::SinkSumParams sink_sum_params(const BackwardProblem& p, const kernels::BackwardParams& k);
+// of: dsinks, or dt5_bias.
+kernels::BlockSumParams block_sum_params(const BackwardProblem& p, const kernels::BackwardParams& k, int of);
 
 // The tensor maps of the gradient kernel that computes `of`, in the order of its parameters.
 struct Maps {
@@ -84,15 +89,17 @@ struct Maps {
 };
 Maps describe_maps(const BackwardProblem& p, const Config& c, int of);
 
-// What a kernel's parameters are: BackwardParams alone, or with tensor maps, or SinkSumParams.
-enum class Arguments { kParams, kMaps, kSinkSum };
+// What a kernel's parameters are: BackwardParams alone, or with tensor maps, or BlockSumParams.
+enum class Arguments { kParams, kMaps, kBlockSum };
 // A launch of a run.
 struct Launch {
   KernelSpec kernel;
   int64_t blocks;
   int threads;
   Arguments arguments = Arguments::kParams;
-  int of = 0;  // with maps: the gradients that it computes
+  int of = 0;  // the gradients that it computes, where that is asked
+  // It stores all of a table, which has elements where there are no queries and no keys.
+  bool of_whole_table() const { return arguments == Arguments::kBlockSum || of == kernels::kGradientDbias; }
 };
 // In their order. Those without blocks have nothing to do.
 std::vector<Launch> launches(const Config& c);

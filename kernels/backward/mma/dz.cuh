@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// dZ of the own rows of a block, queries, and a tile of keys: what dbias.cu and dt5_bias.cu sum.
+#pragma once
+
+#include "backward/mma/rows.cuh"
+#include "backward/mma/softmax.cuh"
+
+namespace attune::backward::mma {
+
+static_assert(Config::kOfTables && Config::kStep == Config::kTile);
+
+// The product of two rows, channel by channel: of the block's, from their shared addresses.
+template <int kLines>
+__device__ __forceinline__ float product_of_rows(unsigned own, int own_row, unsigned tile, int tile_row) {
+  using Rows = Layout<kLines>;
+  float sum = 0;
+#pragma unroll 1
+  for (int chunk = 0; chunk < 8 * kLines; ++chunk) {
+    unsigned x[4], y[4];
+    ptx::load_shared_four(own + Rows::offset(own_row, chunk), x);
+    ptx::load_shared_four(tile + Rows::offset(tile_row, chunk), y);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum = fmaf(__uint_as_float(x[i]), __uint_as_float(y[i]), sum);
+  }
+  return sum;
+}
+
+// The two parts of an infinity are an infinity and a NaN. So a NaN among products of fp32 is computed again as one of
+// fp32: an infinite key has scores of -inf, which count for nothing.
+__device__ __forceinline__ void compute_nan_again(const Smem& smem, unsigned pairs, Scores& s, Scores& d) {
+  if constexpr (!Config::kIsFp32) return;
+  const int row = own_row(smem.work()) - smem.work().begin;
+#pragma unroll
+  for (int n = 0; n < kEights; ++n) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const bool finite = fabsf(s[n][j]) < ptx::infinity() && fabsf(d[n][j]) < ptx::infinity();
+      if (finite || (pairs >> (4 * n + j) & 1) == 0) continue;
+      const int own = row + j / 2 * 8, key = 8 * n + first_column() + j % 2;
+      s[n][j] = product_of_rows<Config::kLinesQk>(smem.own_x(), own, smem.x(), key);
+      d[n][j] = product_of_rows<Config::kLinesV>(smem.own_y(), own, smem.y(), key);
+    }
+  }
+}
+
+// dZ of this thread's pairs, whose keys begin at `key`; 0 where a query and a key do not see each other. False: the
+// warp has no pair that counts. All threads of the block call it: they copy the tile first. head: of q.
+__device__ __forceinline__ bool make_dz(const BackwardParams& p, const Smem& smem, int head, int key, Scores& dz) {
+  const WorkTile& work = smem.work();
+  __syncthreads();  // all have read the tile before
+  copy_tile(p, smem, head, key);
+  ptx::commit_copies();
+  ptx::wait_copies<0>();
+  __syncthreads();  // the tile is there
+  const unsigned pairs = visible_pairs(p, work, head, key);
+  if (__any_sync(0xffffffffu, pairs != 0) == 0) return false;
+  const unsigned warp = threadIdx.x / 32;
+  Scores s;
+  multiply<Config::kLinesQk>(smem.own_x() + 16 * warp * LayoutX::kPitch, smem.x(), s);
+  multiply<Config::kLinesV>(smem.own_y() + 16 * warp * LayoutY::kPitch, smem.y(), dz);
+  compute_nan_again(smem, pairs, s, dz);
+  make_p_and_ds(p, work, smem.stats(0), pairs, head, key, s, dz);
+  return true;
+}
+
+}  // namespace attune::backward::mma
