@@ -87,8 +87,8 @@ TEST_F(EmulatedBiasGradients, OfEveryVariant) {
                   R"("alibi": 1, "alibi_sqrt": true, "mask_bits": 1)", R"("window": [9, 0], "new_token_bias": true)",
                   R"("mask_bits": 2, "causal": true, "bias": 1)",
                   R"("causal": true, "ranges": [[3, 100, 90, 120, 7, 7], [], [], [2, 30, 1, 9]])",
-                  R"("seqused": true, "seqlens_kv": [130, 3, 40, 12], "causal": true)",
-                  R"("strides": "transposed")", R"("mask_bits": 1, "bias": 1, "ranges": [[3, 100], [], [9, 69], []])"});
+                  R"("seqused": true, "seqlens_kv": [130, 3, 40, 12], "causal": true)", R"("strides": "transposed")",
+                  R"("mask_bits": 1, "bias": 1, "ranges": [[3, 100], [], [9, 69], []])"});
   }
 }
 
@@ -163,8 +163,8 @@ TEST_F(EmulatedBiasGradients, OfManySequences) {
     q += cat(b > 0 ? ", " : "", b % 3), kv += cat(b > 0 ? ", " : "", b % 37 == 0 ? 150 : b % 5);
   }
   const cases::Row row(cat(R"("name": "many", "heads": [2, 1], "head_dim": [8, 8], "bias": 1, "t5_buckets": 8,
-      "causal": true, "backward": {"outputs": ["dbias", "dt5_bias"]}, "seqlens_q": [)", q, R"(], "seqlens_kv": [)", kv,
-                           "]"));
+      "causal": true, "backward": {"outputs": ["dbias", "dt5_bias"]}, "seqlens_q": [)",
+                           q, R"(], "seqlens_kv": [)", kv, "]"));
   by_mma = true;
   expect_right(row, {R"("dtype": "f32")", R"("dtype": "bf16")"});
 }
@@ -208,8 +208,8 @@ TEST_F(EmulatedBiasGradients, DoNotDependOnEmptyNeighbours) {
   const auto tables = [](const char* lengths) {
     const cases::Row row(cat(R"("name": "invariant", "heads": [2, 1], "head_dim": [16, 16], "dtype": "f32", "bias": 2,
                              "causal": true, "t5_buckets": 16, "batch_invariant": true, "poison": false,
-                             "backward": {"outputs": ["dbias", "dt5_bias"]}, "seqlens_q": )", lengths,
-                             R"(, "seqlens_kv": )", lengths));
+                             "backward": {"outputs": ["dbias", "dt5_bias"]}, "seqlens_q": )",
+                             lengths, R"(, "seqlens_kv": )", lengths));
     cases::BackwardProblem problem(tests::make_case(row));
     EXPECT_EQ(run_emulated(problem.host()), "");
     return tables_of(problem);
@@ -217,7 +217,8 @@ TEST_F(EmulatedBiasGradients, DoNotDependOnEmptyNeighbours) {
   EXPECT_TRUE(tables("[150]") == tables("[0, 0, 150, 0]"));
 }
 
-// Sequences that overlap, or end before they begin: whatever comes of it, the run ends and nothing is written beside it.
+// Sequences that overlap, or end before they begin: whatever comes of it, the run ends and nothing is written beside
+// it.
 TEST_F(EmulatedBiasGradients, WrongOffsetsEnd) {
   for (const bool mma : {false, true}) {
     by_mma = mma;

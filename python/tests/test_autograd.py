@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 import attune  # noqa: E402
 from attune import Unsupported  # noqa: E402
 from attune.integrations import torch_backward  # noqa: E402
+from reference import t5_bucket  # noqa: E402
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
@@ -27,7 +28,7 @@ def arrays(dtype, device, lengths_q, lengths_kv, heads=(4, 2), dims=(64, 32)):
     return q, k, v, {"cu_seqlens_q": offsets[0], "cu_seqlens_kv": offsets[1]}
 
 
-def reference(q, k, v, offsets, causal=True, window_left=None, softcap=None, sinks=None, bias=None):
+def reference(q, k, v, offsets, causal=True, window_left=None, softcap=None, sinks=None, bias=None, t5_bias=None, t5_max_distance=None):
     """(out, lse) by torch's own operators, in float64."""
     outs, lses = [], []
     begins_q, begins_kv = offsets["cu_seqlens_q"].tolist(), offsets["cu_seqlens_kv"].tolist()
@@ -42,6 +43,9 @@ def reference(q, k, v, offsets, causal=True, window_left=None, softcap=None, sin
         place, key = torch.arange(m - n, m, device=q.device)[:, None], torch.arange(m, device=q.device)[None]
         if bias is not None:
             s = s + bias[:, m - n:m, :m].double()
+        if t5_bias is not None:
+            of_distance = torch.tensor([t5_bucket(x, t5_bias.shape[1], t5_max_distance, False) for x in range(-m, m + 1)], device=q.device)
+            s = s + t5_bias.double()[:, of_distance[key - place + m]]
         hidden = torch.zeros(n, m, dtype=torch.bool, device=q.device)
         if causal:
             hidden |= key > place
@@ -57,7 +61,8 @@ def reference(q, k, v, offsets, causal=True, window_left=None, softcap=None, sin
 
 CASES = {
     "causal": {}, "full": {"causal": False}, "window": {"window_left": 9}, "softcap": {"softcap": 3.0}, "sinks": {"sinks": True},
-    "bias": {"bias": True},
+    "bias": {"bias": 4}, "shared_bias": {"bias": 1, "causal": False}, "capped_bias": {"bias": 4, "softcap": 3.0},
+    "t5": {"t5_bias": True, "t5_max_distance": 40},
 }
 
 
@@ -71,18 +76,16 @@ def test_gradients_are_those_of_torch(name, dtype, device):
     if fields.pop("sinks", False):
         fields["sinks"] = torch.linspace(-1, 2, 4, device=device).requires_grad_()
         tables.append(fields["sinks"])
-    if fields.pop("bias", False):
-        fields["bias"] = torch.randn(4, 70, 70, generator=torch.Generator().manual_seed(1)).to(device).requires_grad_()
-        tables.append(fields["bias"])
+    for table, shape in (("bias", (fields.get("bias"), 70, 70)), ("t5_bias", (4, 16))):
+        if table in fields:
+            fields[table] = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device).requires_grad_()
+            tables.append(fields[table])
     fields.setdefault("causal", True)
-    try:
-        out, lse = attune.attention(q, k, v, return_lse=True, **offsets, **fields)
-        dout, dlse = torch.randn_like(out), torch.randn_like(lse)
-        inputs = (q, k, v, *tables)
-        got = torch.autograd.grad((out, lse), inputs, (dout, dlse))
-    except Unsupported as error:
-        assert device == "cuda" and "cuda_backward" in str(error), error
-        pytest.skip(str(error))
+    out, lse = attune.attention(q, k, v, return_lse=True, **offsets, **fields)
+    dout, dlse = torch.randn_like(out), torch.randn_like(lse)
+    inputs = (q, k, v, *tables)
+    got, again = (torch.autograd.grad((out, lse), inputs, (dout, dlse), retain_graph=True) for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(got, again)), "two runs differ"
     want = torch.autograd.grad(reference(q, k, v, offsets, **fields), inputs, (dout.double(), dlse.double()))
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     for x, y, of in zip(got, want, inputs):
@@ -201,10 +204,11 @@ def test_under_the_compiler_there_is_no_break():
     assert all(torch.equal(x, y) for x, y in zip(want, got))
 
 
-def test_opcheck():
-    q, k, v, offsets = arrays(torch.float32, "cpu", [7, 3], [7, 9])
+@pytest.mark.parametrize("device", DEVICES)
+def test_opcheck(device):
+    q, k, v, offsets = arrays(torch.float32, device, [7, 3], [7, 9])
     attune.attention(q.detach(), k.detach(), v.detach(), **offsets)
-    sinks, bias = torch.zeros(4, requires_grad=True), torch.zeros(1, 9, 9, requires_grad=True)
+    sinks, bias = (torch.zeros(shape, device=device, requires_grad=True) for shape in ((4, ), (1, 9, 9)))
     arrays_given = (*offsets.values(), None, None, None, None, None, None)
     for fields in ({"causal": True}, {"softcap": 2.0, "window_left": 3}):
         results = torch.library.opcheck(torch.ops.attune.attention_with_backward.default, (q, k, v, sinks, bias, None, *arrays_given),

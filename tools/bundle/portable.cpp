@@ -101,6 +101,17 @@ cuda::backward::Config gradients(int head_dim, attune_dtype dtype, const cuda::A
   return c;
 }
 
+// Gradients of a bias and of T5's, which the wgmma kernel's plans run too.
+cuda::backward::Config bias_gradients(attune_dtype dtype, const cuda::Architecture& to) {
+  cuda::backward::Config c = gradients(kHeadDim, dtype, to);
+  c.gradients = 0;
+  c.score = use::kBias | use::kT5;
+  c.with_dbias = true;
+  c.dbias_heads = c.dbias_rows = c.dbias_columns = 1;
+  c.t5_entries = 32;
+  return c;
+}
+
 // The whole cache at once.
 attune_cache_op cache_op(attune_dtype dtype, attune_dtype cache, attune_cache_op_kind kind) {
   attune_cache_op op;
@@ -164,6 +175,13 @@ std::vector<ManifestEntry> portable_kernels() {
   for (const char* name : {"sm_80", "sm_86", "sm_90a", "sm_120"}) add_gradients(128, ATTUNE_FLOAT32, name);
   for (const int head_dim : {64, 256}) add_gradients(head_dim, ATTUNE_FLOAT32, "sm_90a");
   for (const int head_dim : {64, 128}) add_gradients(head_dim, ATTUNE_BFLOAT16, "sm_80");
+  for (const char* name : {"sm_80", "sm_86", "sm_90a", "sm_120"}) {
+    const cuda::Architecture& to = *cuda::find_architecture(name);
+    for (const attune_dtype dtype : {ATTUNE_FLOAT32, ATTUNE_BFLOAT16}) {
+      for (const cuda::backward::Launch& launch : cuda::backward::launches(bias_gradients(dtype, to)))
+        add(launch.kernel, cuda::target_of(to));
+    }
+  }
   const cuda::Target target = cuda::target_of(oldest);
   for (const int64_t heads : {16, 128}) {
     for (const bool sparse : {false, true}) {

@@ -17,14 +17,18 @@ struct Config {
   static constexpr bool kWithDx = kGradients != kernels::kGradientDv,
                         kWithDv = (kGradients & kernels::kGradientDv) != 0;
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
-  static constexpr int kLinesQk = kernels::mma_lines(kHeadDimQk), kLinesV = kernels::mma_lines(kHeadDimV);
+  static constexpr bool kIsFp32 = kType == common::kFloat32;
+  // Of a number in shared memory: 2 where products are of 16 bits, else of TF32, which holds 16 bits as they are.
+  static constexpr int kNumberBytes = kernels::mma_number_bytes(kGradients, common::element_size(kType));
+  static constexpr bool kIn16Bits = kNumberBytes == 2;
+  static constexpr int kLinesQk = kernels::mma_lines(kHeadDimQk, kNumberBytes),
+                       kLinesV = kernels::mma_lines(kHeadDimV, kNumberBytes);
   static constexpr int kWarps = ATTUNE_WARPS, kThreads = 32 * kWarps, kRows = 16 * kWarps, kTile = ATTUNE_TILE;
   // Rows of a tile that are taken at a time: S, dP and their sums have no more registers beside dk and dv.
   static constexpr bool kHalves = kTile > 16 && kGradients == kernels::kGradientDkDv && kLinesQk + kLinesV > 4;
   static constexpr int kStep = kHalves ? kTile / 2 : kTile;
   static constexpr int kEights = kStep / 8;
   static constexpr int kBlocksOfTile = kBackwardRows / kRows;  // of a tile of the lists
-  static constexpr bool kIsFp32 = kType == common::kFloat32;   // else TF32 holds the inputs as they are
   static_assert(kTile == 16 || kTile == 32, "an accumulator line and a word of pairs have room for four eights");
   static_assert(kBackwardRows % kRows == 0, "blocks would cross the tiles of the lists");
   static_assert(kGradients != kernels::kGradients, "dq has a pass of its own");
@@ -32,13 +36,16 @@ struct Config {
                 "dk and dv would not fit the registers");
 };
 
-// Rows of lines of 32 channels in fp32; those behind the last one are 0.
+// Rows of lines of 32 channels in fp32, or 64 in 16 bits; those behind the last one are 0.
 template <int kLines>
 struct Layout {
   static constexpr int kPitch = kLines * 128;  // bytes
   // What a row's chunks of 16 bytes are XORed with in each line. A phase of eight lanes has four chunks of two rows
-  // (products along the channels), or two chunks of rows 2t (along the rows): either way other banks each.
-  __device__ __forceinline__ static constexpr int twist(int row) { return (row & 2) | ((row ^ row >> 2) & 1) << 2; }
+  // (products along the channels), or two chunks of rows 2t (along the rows): either way other banks each. In 16 bits
+  // it has one chunk of eight rows.
+  __device__ __forceinline__ static constexpr int twist(int row) {
+    return Config::kIn16Bits ? row & 7 : (row & 2) | ((row ^ row >> 2) & 1) << 2;
+  }
   __device__ __forceinline__ static constexpr int offset(int row, int chunk) {
     return row * kPitch + ((chunk ^ twist(row)) << 4);
   }
@@ -113,7 +120,8 @@ struct Smem {
                        kBytes = kBuckets + Config::kWarps * kBucketsOfWarp;
   static_assert(sizeof(WorkTile) <= kernels::kMmaWorkBytes && kWork % 16 == 0);
   static_assert(kBytes == kernels::mma_backward_shared_bytes(Config::kHeadDimQk, Config::kHeadDimV, Config::kGradients,
-                                                             Config::kRows, Config::kTile, sizeof(RowStats)),
+                                                             Config::kRows, Config::kTile, sizeof(RowStats),
+                                                             common::element_size(Config::kType)),
                 "the host asks for another size");
   unsigned char* memory;
   unsigned base;  // its shared address

@@ -2,6 +2,7 @@
 // dZ of the own rows of a block, queries, and a tile of keys: what dbias.cu and dt5_bias.cu sum.
 #pragma once
 
+#include "backward/mma/products_16.cuh"
 #include "backward/mma/rows.cuh"
 #include "backward/mma/softmax.cuh"
 
@@ -28,14 +29,19 @@ __device__ __forceinline__ float product_of_rows(unsigned own, int own_row, unsi
 // The two parts of an infinity are an infinity and a NaN. So a NaN among products of fp32 is computed again as one of
 // fp32: an infinite key has scores of -inf, which count for nothing.
 __device__ __forceinline__ void compute_nan_again(const Smem& smem, unsigned pairs, Scores& s, Scores& d) {
-  if constexpr (!Config::kIsFp32) return;
+  bool finite = true;
+#pragma unroll
+  for (int i = 0; i < 4 * kEights; ++i) {
+    finite &= fabsf(s[i / 4][i % 4]) < ptx::infinity() && fabsf(d[i / 4][i % 4]) < ptx::infinity();
+  }
+  if (finite) return;
   const int row = own_row(smem.work()) - smem.work().begin;
 #pragma unroll
   for (int n = 0; n < kEights; ++n) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const bool finite = fabsf(s[n][j]) < ptx::infinity() && fabsf(d[n][j]) < ptx::infinity();
-      if (finite || (pairs >> (4 * n + j) & 1) == 0) continue;
+      const bool fine = fabsf(s[n][j]) < ptx::infinity() && fabsf(d[n][j]) < ptx::infinity();
+      if (fine || (pairs >> (4 * n + j) & 1) == 0) continue;
       const int own = row + j / 2 * 8, key = 8 * n + first_column() + j % 2;
       s[n][j] = product_of_rows<Config::kLinesQk>(smem.own_x(), own, smem.x(), key);
       d[n][j] = product_of_rows<Config::kLinesV>(smem.own_y(), own, smem.y(), key);
@@ -55,10 +61,16 @@ __device__ __forceinline__ bool make_dz(const BackwardParams& p, const Smem& sme
   const unsigned pairs = visible_pairs(p, work, head, key);
   if (__any_sync(0xffffffffu, pairs != 0) == 0) return false;
   const unsigned warp = threadIdx.x / 32;
+  const unsigned own_x = smem.own_x() + 16 * warp * LayoutX::kPitch, own_y = smem.own_y() + 16 * warp * LayoutY::kPitch;
   Scores s;
-  multiply<Config::kLinesQk>(smem.own_x() + 16 * warp * LayoutX::kPitch, smem.x(), s);
-  multiply<Config::kLinesV>(smem.own_y() + 16 * warp * LayoutY::kPitch, smem.y(), dz);
-  compute_nan_again(smem, pairs, s, dz);
+  if constexpr (Config::kIn16Bits) {
+    multiply_16_bits<Config::kLinesQk>(own_x, smem.x(), s);
+    multiply_16_bits<Config::kLinesV>(own_y, smem.y(), dz);
+  } else {
+    multiply<Config::kLinesQk>(own_x, smem.x(), s);
+    multiply<Config::kLinesV>(own_y, smem.y(), dz);
+    compute_nan_again(smem, pairs, s, dz);
+  }
   make_p_and_ds(p, work, smem.stats(0), pairs, head, key, s, dz);
   return true;
 }

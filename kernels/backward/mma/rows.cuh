@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of q, k, v and dout to shared memory, as fp32; all threads of the block. Whatever is not there becomes 0.
+// Rows of q, k, v and dout to shared memory, as fp32 or as they are (Config::kIn16Bits); all threads of the block. Whatever is not there becomes 0.
 #pragma once
 
 #include "backward/mma/config.cuh"
@@ -29,17 +29,25 @@ __device__ __forceinline__ Rows rows_of(const Array& x, bool vectors, long long 
           missing_rows(begin)};
 }
 
-// Channels 4 chunk .. 4 chunk + 3 of the row that begins at `row`, or zeros.
+// The channels of a chunk of 16 bytes of the row that begins at `row`, or zeros.
 template <int kHeadDim>
 __device__ __forceinline__ void copy_chunk(unsigned to, const Rows& rows, const char* row, bool there, int chunk) {
-  constexpr int kSize = common::element_size(Config::kType);
-  const int channels = there ? min(max(kHeadDim - 4 * chunk, 0), 4) : 0;
-  const char* const from = channels > 0 ? row + 4 * chunk * rows.dim_stride * kSize : rows.first;
-  if constexpr (Config::kIsFp32) {
+  constexpr int kSize = common::element_size(Config::kType), kChannels = 16 / Config::kNumberBytes;
+  const int channels = there ? min(max(kHeadDim - kChannels * chunk, 0), kChannels) : 0;
+  const char* const from = channels > 0 ? row + kChannels * chunk * rows.dim_stride * kSize : rows.first;
+  if constexpr (Config::kIsFp32 || Config::kIn16Bits) {
     if (rows.vectors) {
-      ptx::copy_async<16>(to, from, 4 * channels);
+      ptx::copy_async<16>(to, from, kSize * channels);
       return;
     }
+  }
+  if constexpr (Config::kIn16Bits) {
+#pragma unroll 1
+    for (int i = 0; i < kChannels; ++i) {
+      const char* const at = from + 2 * i * rows.dim_stride;
+      ptx::store_shared_u16(to + 2 * i, i < channels ? *reinterpret_cast<const unsigned short*>(at) : 0);
+    }
+  } else if constexpr (Config::kIsFp32) {
 #pragma unroll 1
     for (int i = 0; i < 4; ++i)
       ptx::copy_async<4>(to + 4 * i, i < channels ? from + 4 * i * rows.dim_stride : from, i < channels ? 4 : 0);
@@ -64,7 +72,7 @@ __device__ __forceinline__ void copy_chunk(unsigned to, const Rows& rows, const 
 
 template <int kHeadDim, int kCount>
 __device__ __forceinline__ void copy_rows(unsigned to, const Rows& rows) {
-  using To = Layout<kernels::mma_lines(kHeadDim)>;
+  using To = Layout<kernels::mma_lines(kHeadDim, Config::kNumberBytes)>;
   constexpr int kChunks = To::kPitch / 16, kLanes = kChunks >= 32 ? 32 : kChunks == 16 ? 16 : 8;  // of a row
   constexpr int kStep = Config::kThreads / kLanes;
   const int first = static_cast<int>(threadIdx.x) / kLanes, lane = static_cast<int>(threadIdx.x) % kLanes;

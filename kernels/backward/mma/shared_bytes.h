@@ -7,8 +7,15 @@
 
 namespace attune::kernels {
 
-// Rows are [lines of 32 channels][32], in fp32 whatever their type is.
-ATTUNE_SHARED_FUNCTION int mma_lines(int head_dim) { return (head_dim + 31) / 32; }
+// Bytes of a number in shared memory: rows are fp32 whatever their type is, but those of dbias.cu and dt5_bias.cu, of
+// which no product is along the rows, stay as they are.
+ATTUNE_SHARED_FUNCTION int mma_number_bytes(int gradients, int element_bytes) {
+  return (gradients & kGradientTables) != 0 ? element_bytes : 4;
+}
+// Rows are lines of 128 bytes.
+ATTUNE_SHARED_FUNCTION int mma_lines(int head_dim, int number_bytes = 4) {
+  return (head_dim * number_bytes + 127) / 128;
+}
 // Whether the registers hold dk and dv of 16 rows together.
 ATTUNE_SHARED_FUNCTION bool mma_has_dk_beside_dv(int head_dim_qk, int head_dim_v) {
   return mma_lines(head_dim_qk) + mma_lines(head_dim_v) <= 8;
@@ -23,8 +30,9 @@ constexpr int kDbiasTiles = 4;
 // The own rows and a tile of the other side, of x (k, or q) and of y (v, or dout), and the stats of those that are
 // queries.
 ATTUNE_SHARED_FUNCTION int mma_backward_shared_bytes(int head_dim_qk, int head_dim_v, int gradients, int rows, int tile,
-                                                     int row_stats) {
-  const int x = mma_lines(head_dim_qk), y = mma_lines(head_dim_v);
+                                                     int row_stats, int element_bytes) {
+  const int bytes = mma_number_bytes(gradients, element_bytes);
+  const int x = mma_lines(head_dim_qk, bytes), y = mma_lines(head_dim_v, bytes);
   const bool of_queries = gradients == kGradientDq || (gradients & kGradientTables) != 0;
   return ((x + (gradients == kGradientDv ? 0 : y)) * rows + (x + y) * tile) * 128 +
          (of_queries ? rows : tile) * row_stats + kMmaWorkBytes +

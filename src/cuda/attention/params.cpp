@@ -196,7 +196,7 @@ int mask_kinds(const Problem& p) {
 // Where each bucket of the logarithmic part begins, so that the device compares integers.
 kernels::T5Table t5_buckets(const Problem& p) {
   kernels::T5Table t{};
-  if (!p.t5_bias) return t;
+  if (!p.t5_bias || !table_refusal(p).empty()) return t;
   const int64_t buckets = t5_direction_buckets(p), exact = buckets / 2;
   const auto bucket_of = [&](int64_t distance) {
     return t5_bucket(-distance, p.t5_num_buckets, p.t5_max_distance, p.t5_bidirectional);

@@ -87,14 +87,15 @@ const char* Config::name() const {
 // Shapes by their time: many warps hide each other's waits, and long tiles and blocks are copied less often.
 Config::MmaShape Config::mma_shape(int of) const {
   constexpr int64_t kReservedSharedBytes = 1024;  // of each block, by the system
-  constexpr int kMostWarps = 8;                   // of a multiprocessor: a thread has up to 255 registers
+  // Of a multiprocessor: a thread has up to 255 registers, or 168.
+  const int most_warps = (of & kernels::kGradientTables) != 0 && element_size() == 2 ? 12 : 8;
   MmaShape best{};
   for (const MmaShape shape : {MmaShape{4, 32, 0}, MmaShape{4, 16, 0}, MmaShape{2, 32, 0}, MmaShape{2, 16, 0}}) {
     const int64_t bytes = kernels::mma_backward_shared_bytes(head_dim_qk, head_dim_v, of, shape.rows(), shape.tile,
-                                                             static_cast<int>(row_stats_bytes()));
+                                                             static_cast<int>(row_stats_bytes()), element_size());
     if (bytes > limits.shared_bytes_per_block) continue;
     const int blocks = static_cast<int>(
-        std::min<int64_t>(limits.shared_bytes_per_sm / (bytes + kReservedSharedBytes), kMostWarps / shape.warps));
+        std::min<int64_t>(limits.shared_bytes_per_sm / (bytes + kReservedSharedBytes), most_warps / shape.warps));
     if (blocks * shape.warps > best.blocks_per_sm * best.warps) best = {shape.warps, shape.tile, blocks};
   }
   return best;
@@ -141,7 +142,7 @@ KernelSpec Config::mma_kernel(int of) const {
           with_defines(*this, {define("ATTUNE_GRADIENTS", of), define("ATTUNE_WARPS", s.warps),
                                define("ATTUNE_TILE", s.tile), define("ATTUNE_BLOCKS_PER_SM", s.blocks_per_sm)}),
           static_cast<size_t>(kernels::mma_backward_shared_bytes(head_dim_qk, head_dim_v, of, s.rows(), s.tile,
-                                                                 static_cast<int>(row_stats_bytes())))};
+                                                                 static_cast<int>(row_stats_bytes()), element_size()))};
 }
 KernelSpec Config::store_dq_kernel() const {
   return {"backward/store_dq.cu",
@@ -154,9 +155,7 @@ KernelSpec Config::recompute_kernel(bool of_keys) const {
   return {"backward/recompute.cu", "attune_backward_recompute",
           with_defines(*this, {define("ATTUNE_OF_KEYS", of_keys ? 1 : 0)}), 0};
 }
-KernelSpec Config::sum_blocks_kernel() const {
-  return {"backward/sum_blocks.cu", "attune_backward_sum_blocks", {}, 0};
-}
+KernelSpec Config::sum_blocks_kernel() const { return {"backward/sum_blocks.cu", "attune_backward_sum_blocks", {}, 0}; }
 int64_t Config::dbias_blocks() const {
   if (!with_dbias) return 0;
   const MmaShape s = mma_shape(kernels::kGradientDbias);
@@ -242,7 +241,8 @@ Config configure(const BackwardProblem& p, Way way, const DeviceLimits& limits) 
   c.with_sinks = static_cast<bool>(f.sinks), c.with_dsinks = static_cast<bool>(p.dsinks);
   c.with_dlse = static_cast<bool>(p.dlse);
   c.with_dbias = static_cast<bool>(p.dbias);
-  if (c.with_dbias) c.dbias_heads = p.dbias.shape[0], c.dbias_rows = p.dbias.shape[1], c.dbias_columns = p.dbias.shape[2];
+  if (c.with_dbias)
+    c.dbias_heads = p.dbias.shape[0], c.dbias_rows = p.dbias.shape[1], c.dbias_columns = p.dbias.shape[2];
   if (p.dt5_bias) c.t5_entries = p.dt5_bias.shape[2];
   c.sum_tiles = f.total_q / kRows + f.batch;
   return c;

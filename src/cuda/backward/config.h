@@ -41,6 +41,7 @@ struct Config {
 
   static constexpr int kThreads = 384, kScheduleThreads = 1024, kRowThreads = 256;
   const char* name() const;
+  int element_size() const { return dtype == ATTUNE_FLOAT32 ? 4 : 2; }
   bool has_one_pass() const { return way == Way::kWgmma && kernels::has_one_pass(head_dim_qk, head_dim_v); }
   // The stats say what sinks leave to the keys: dlse is of an lse that is without them.
   bool sink_shares() const { return with_sinks && with_dlse; }
@@ -52,7 +53,8 @@ struct Config {
   };
   Stages stages(int of) const;
   int shared_bytes(int of, const Stages& s) const;
-  // Of gradients_mma.cu, dbias.cu and dt5_bias.cu: warps, of 16 own rows each, and rows of a tile, that fit shared memory; and how many blocks.
+  // Of gradients_mma.cu, dbias.cu and dt5_bias.cu: warps, of 16 own rows each, and rows of a tile, that fit shared
+  // memory; and how many blocks.
   struct MmaShape {
     int warps, tile, blocks_per_sm;
     int rows() const { return 16 * warps; }
