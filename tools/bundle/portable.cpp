@@ -105,7 +105,7 @@ cuda::backward::Config gradients(int head_dim, attune_dtype dtype, const cuda::A
 cuda::backward::Config bias_gradients(attune_dtype dtype, const cuda::Architecture& to) {
   cuda::backward::Config c = gradients(kHeadDim, dtype, to);
   c.gradients = 0;
-  c.score = use::kBias | use::kT5;
+  c.score = static_cast<int>(use::kBias | use::kT5);
   c.with_dbias = true;
   c.dbias_heads = c.dbias_rows = c.dbias_columns = 1;
   c.t5_entries = 32;

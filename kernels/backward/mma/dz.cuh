@@ -4,7 +4,7 @@
 
 #include "backward/mma/products_16.cuh"
 #include "backward/mma/rows.cuh"
-#include "backward/mma/softmax.cuh"
+#include "backward/mma/table_terms.cuh"
 
 namespace attune::backward::mma {
 
@@ -62,7 +62,8 @@ __device__ __forceinline__ bool make_dz(const BackwardParams& p, const Smem& sme
   if (__any_sync(0xffffffffu, pairs != 0) == 0) return false;
   const unsigned warp = threadIdx.x / 32;
   const unsigned own_x = smem.own_x() + 16 * warp * LayoutX::kPitch, own_y = smem.own_y() + 16 * warp * LayoutY::kPitch;
-  Scores s;
+  Scores s, terms;
+  load_terms(p, work, pairs, head, key, terms);
   if constexpr (Config::kIn16Bits) {
     multiply_16_bits<Config::kLinesQk>(own_x, smem.x(), s);
     multiply_16_bits<Config::kLinesV>(own_y, smem.y(), dz);
@@ -71,7 +72,7 @@ __device__ __forceinline__ bool make_dz(const BackwardParams& p, const Smem& sme
     multiply<Config::kLinesV>(own_y, smem.y(), dz);
     compute_nan_again(smem, pairs, s, dz);
   }
-  make_p_and_ds(p, work, smem.stats(0), pairs, head, key, s, dz);
+  make_p_and_ds(p, work, smem.stats(0), pairs, head, key, s, dz, &terms);
   return true;
 }
 

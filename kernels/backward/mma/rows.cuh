@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of q, k, v and dout to shared memory, as fp32 or as they are (Config::kIn16Bits); all threads of the block. Whatever is not there becomes 0.
+// Rows of q, k, v and dout to shared memory, as fp32 or as they are (Config::kIn16Bits); all threads of the block.
+// Whatever is not there becomes 0.
 #pragma once
 
 #include "backward/mma/config.cuh"

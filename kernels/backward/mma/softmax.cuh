@@ -54,9 +54,10 @@ __device__ __forceinline__ RowStats load_stats(unsigned at) {
 }
 
 // Turns products s = <q, k> into P and d = <dout, v> into dS. pairs: as visible_pairs() has them; row: the step's first
-// one; stats: of its rows, if these are queries, else of the own ones.
+// one; stats: of its rows, if these are queries, else of the own ones; terms: of tables, or null: they are looked up.
 __device__ __forceinline__ void make_p_and_ds(const BackwardParams& p, const WorkTile& w, unsigned stats,
-                                              unsigned pairs, int head, int row, Scores& s, Scores& d) {
+                                              unsigned pairs, int head, int row, Scores& s, Scores& d,
+                                              const Scores* terms = nullptr) {
   constexpr int kStats = sizeof(RowStats);
   const backward::Scores scores(p);
   const float slope = slope_of(p, w.batch, head);
@@ -81,7 +82,11 @@ __device__ __forceinline__ void make_p_and_ds(const BackwardParams& p, const Wor
         float &x = s[n][2 * h + e], &y = d[n][2 * h + e];
         Score score = scores.of(x);
         add_alibi(score, slope, static_cast<float>(w.s.num_keys - w.s.num_q + query - key));
-        if (kTables && counts) add_tables(score, p, w.s, head, query, key);
+        if constexpr (Config::kOfTables) {
+          score.value = fmaf((*terms)[n][2 * h + e], common::kLog2e, score.value);
+        } else {
+          if (kTables && counts) add_tables(score, p, w.s, head, query, key);
+        }
         const float a = ptx::exp2_approx(score.value - of.lse2), share = share_of(of);
         const float ds = a * score.slope * (share * y - of.delta);
         x = counts ? a * share : 0.0f;
