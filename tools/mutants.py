@@ -114,7 +114,7 @@ def run(command, limit, environment=None):
 
 # Tests of the emulator, by folder of kernels/ and src/cuda/: those that know most of it first.
 EMULATED = {
-    "backward": ["EmulatedBackward", "EmulatedBackwardPasses", "EmulatedBackwardMma"],
+    "backward": ["EmulatedBackward", "EmulatedBackwardPasses", "EmulatedBackwardMma", "EmulatedBiasGradients"],
     "decode": ["EmulatedDecode", "EmulatedMixed"], "mixed": ["EmulatedMixed"], "indexer": ["EmulatedIndexer"],
     "mla": ["EmulatedMla", "EmulatedMlaSchedule"], "rows": ["EmulatedRows"], "ops": ["EmulatedRows"],
     "prefill": ["EmulatedPrefill", "EmulatedPrefillBatches", "EmulatedMixed"],
