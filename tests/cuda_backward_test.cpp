@@ -73,9 +73,9 @@ TEST_F(CudaBackward, MatchesTheOracle) {
   EXPECT_GT(check_all(list), 45);
 }
 
-// Empty tensors of torch have no address. dsinks is 0.
+// Empty tensors of torch have no address. dsinks and dt5_bias are 0.
 TEST_F(CudaBackward, NothingAtAllNeedsNoAddress) {
-  for (const char* sinks : {R"("causal": true)", R"("sinks": "normal")"}) {
+  for (const char* sinks : {R"("causal": true)", R"("sinks": "normal")", R"("t5_buckets": 8)"}) {
     cases::CudaMemory memory(kDevice);
     const cases::Row row(R"("name": "x", "heads": [2, 1], "head_dim": [64, 64], "dtype": "bf16", "seqlens_q": [0],
                             "seqlens_kv": [0], "backward": {})");

@@ -29,14 +29,15 @@ class EmulatedBackward : public Emulated {
 
   template <class... Args>
   static void launch(const cuda::backward::Launch& what, const Args&... args) {
-    if (what.blocks == 0) return;
     const auto entry = reinterpret_cast<void (*)(Args...)>(emulator::find_kernel(what.kernel));
     emulator::run(static_cast<unsigned>(what.blocks), static_cast<unsigned>(what.threads), [&] { entry(args...); });
   }
 
   static void run_kernels(const attune::BackwardProblem& p, const cuda::backward::Config& c, void* workspace) {
     const kernels::BackwardParams params = cuda::backward::to_params(p, c, workspace);
-    for (const cuda::backward::Launch& what : cuda::backward::launches(c)) {
+    for (cuda::backward::Launch what : cuda::backward::launches(c)) {
+      what.blocks = blocks_of_run(what, c, p);
+      if (what.blocks == 0) continue;
       if (what.arguments == cuda::backward::Arguments::kMaps) {
         const cuda::backward::Maps m = cuda::backward::describe_maps(p, c, what.of);
         launch(what, params, emulator::tensor_map(m.own_x), emulator::tensor_map(m.own_y), emulator::tensor_map(m.x),

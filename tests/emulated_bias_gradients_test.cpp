@@ -202,6 +202,20 @@ TEST_F(EmulatedBiasGradients, HaveTheSameBits) {
   }
 }
 
+// A run's table may be larger than its plan's, or smaller.
+TEST_F(EmulatedBiasGradients, OfAnotherTableThanThePlans) {
+  const cases::Row row(R"("name": "plan", "heads": [2, 1], "head_dim": [16, 16], "dtype": "bf16", "queries": "fixed",
+                          "seqlens_q": 9, "bias": 2, "causal": true, "backward": {})");
+  cases::BackwardProblem of_plan(tests::make_case(row.with(R"("batch": 8, "seqlens_kv": 140)")));
+  cases::BackwardCall call = of_plan.host();
+  const auto plan = backward::choose_config(make_backward(*call.linked(), call.attention, Data::kRequired));
+  for (const char* lengths : {R"("batch": 3, "seqlens_kv": 300)", R"("batch": 8, "seqlens_kv": 20)"}) {
+    cases::BackwardProblem problem(tests::make_case(row.with(lengths)));
+    const auto run = [&](const cases::BackwardCall& c) { return run_emulated(c, &plan); };
+    EXPECT_EQ(cases::run_and_check(problem, run).failure, "") << lengths;
+  }
+}
+
 // Wherever a sequence stands in a batch whose others do not share its entries.
 TEST_F(EmulatedBiasGradients, DoNotDependOnEmptyNeighbours) {
   by_mma = true;

@@ -107,7 +107,6 @@ cuda::backward::Config bias_gradients(attune_dtype dtype, const cuda::Architectu
   c.gradients = 0;
   c.score = static_cast<int>(use::kBias | use::kT5);
   c.with_dbias = true;
-  c.dbias_heads = c.dbias_rows = c.dbias_columns = 1;
   c.t5_entries = 32;
   return c;
 }

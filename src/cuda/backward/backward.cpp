@@ -31,15 +31,8 @@ class CudaBackwardPlan final : public BackwardPlan {
 
   size_t workspace_size() const override { return c_.workspace_bytes(); }
   std::string describe() const override {
-    if (c_.way == backward::Way::kMma) {
-      const auto shape = c_.mma_shape(kernels::kGradientDq);
-      return cat(c_.name(), ": blocks of ", shape.rows(), " rows, tiles of ", shape.tile,
-                 "; a pass for dq, and one or two for dk and dv");
-    }
-    const char* const one_pass = " queries; dq is added in the order of the keys";
-    const char* const passes = " rows; a pass for each gradient";
-    return cat("cuda_backward: blocks of ", kernels::kBackwardRows, c_.has_one_pass() ? " keys" : " rows",
-               ", tiles of ", c_.tile(), c_.has_one_pass() ? one_pass : passes);
+    const bool with_tables = c_.with_dbias || c_.t5_entries > 0;
+    return cat(describe_rows(), with_tables ? "; gradients of biases in passes of their own" : "");
   }
 
   void run(const BackwardProblem& p, void* workspace, void* stream) const override {
@@ -49,9 +42,10 @@ class CudaBackwardPlan final : public BackwardPlan {
     const kernels::BackwardParams params = backward::to_params(p, c_, workspace);
     for (size_t i = 0; i < launches_.size(); ++i) {
       const Arguments arguments = launches_[i].arguments;
-      if (launches_[i].blocks == 0 || (nothing && !launches_[i].of_whole_table())) continue;
+      const int64_t blocks = backward::blocks_of_run(launches_[i], c_, p);
+      if (blocks == 0 || (nothing && !launches_[i].of_whole_table())) continue;
       LaunchConfig launch;
-      launch.grid[0] = static_cast<uint32_t>(launches_[i].blocks);
+      launch.grid[0] = static_cast<uint32_t>(blocks);
       launch.block[0] = static_cast<uint32_t>(launches_[i].threads);
       launch.shared_bytes = static_cast<uint32_t>(launches_[i].kernel.shared_bytes);
       launch.stream = stream;
@@ -68,6 +62,19 @@ class CudaBackwardPlan final : public BackwardPlan {
   }
 
  private:
+  // How dq, dk and dv are computed.
+  std::string describe_rows() const {
+    if (c_.way == backward::Way::kMma) {
+      const auto shape = c_.mma_shape(kernels::kGradientDq);
+      return cat(c_.name(), ": blocks of ", shape.rows(), " rows, tiles of ", shape.tile,
+                 "; a pass for dq, and one or two for dk and dv");
+    }
+    const char* const one_pass = " queries; dq is added in the order of the keys";
+    const char* const passes = " rows; a pass for each gradient";
+    return cat("cuda_backward: blocks of ", kernels::kBackwardRows, c_.has_one_pass() ? " keys" : " rows",
+               ", tiles of ", c_.tile(), c_.has_one_pass() ? one_pass : passes);
+  }
+
   int32_t device_;
   Config c_;
   std::vector<Launch> launches_;

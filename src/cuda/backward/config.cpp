@@ -156,10 +156,11 @@ KernelSpec Config::recompute_kernel(bool of_keys) const {
           with_defines(*this, {define("ATTUNE_OF_KEYS", of_keys ? 1 : 0)}), 0};
 }
 KernelSpec Config::sum_blocks_kernel() const { return {"backward/sum_blocks.cu", "attune_backward_sum_blocks", {}, 0}; }
-int64_t Config::dbias_blocks() const {
-  if (!with_dbias) return 0;
+int64_t Config::dbias_blocks(const TableView& dbias) const {
+  if (!dbias) return 0;
   const MmaShape s = mma_shape(kernels::kGradientDbias);
-  return ceil_div(dbias_rows, s.rows()) * ceil_div(dbias_columns, kernels::kDbiasTiles * s.tile) * dbias_heads;
+  if (s.warps == 0) return 0;  // heads of more channels than any kernel takes
+  return ceil_div(dbias.shape[1], s.rows()) * ceil_div(dbias.shape[2], kernels::kDbiasTiles * s.tile) * dbias.shape[0];
 }
 
 std::vector<Launch> launches(const Config& c) {
@@ -201,7 +202,7 @@ std::vector<Launch> launches(const Config& c) {
   if (c.with_dsinks) add_sum(kernels::kGradientDsinks, c.heads_q);
   if (c.with_dbias) {
     const int of = kernels::kGradientDbias;
-    list.push_back({c.mma_kernel(of), c.dbias_blocks(), 32 * c.mma_shape(of).warps, Arguments::kParams, of});
+    list.push_back({c.mma_kernel(of), 0, 32 * c.mma_shape(of).warps, Arguments::kParams, of});
   }
   if (c.t5_entries > 0) {
     const int of = kernels::kGradientDt5Bias;
@@ -209,6 +210,10 @@ std::vector<Launch> launches(const Config& c) {
     add_sum(of, c.heads_q * c.t5_entries);
   }
   return list;
+}
+
+int64_t blocks_of_run(const Launch& launch, const Config& c, const BackwardProblem& p) {
+  return launch.of == kernels::kGradientDbias ? c.dbias_blocks(p.dbias) : launch.blocks;
 }
 
 size_t Config::workspace_bytes() const {
@@ -241,8 +246,6 @@ Config configure(const BackwardProblem& p, Way way, const DeviceLimits& limits) 
   c.with_sinks = static_cast<bool>(f.sinks), c.with_dsinks = static_cast<bool>(p.dsinks);
   c.with_dlse = static_cast<bool>(p.dlse);
   c.with_dbias = static_cast<bool>(p.dbias);
-  if (c.with_dbias)
-    c.dbias_heads = p.dbias.shape[0], c.dbias_rows = p.dbias.shape[1], c.dbias_columns = p.dbias.shape[2];
   if (p.dt5_bias) c.t5_entries = p.dt5_bias.shape[2];
   c.sum_tiles = f.total_q / kRows + f.batch;
   return c;
@@ -255,7 +258,7 @@ std::string refusal_of(const BackwardProblem& p, const Config& c) {
     return "q, k, v and out of different dtypes";
   if (std::string why = attention::table_refusal(f); !why.empty()) return why;
   constexpr int64_t kMostBlocks = std::numeric_limits<int32_t>::max();
-  if (c.dbias_blocks() > kMostBlocks) return "more than 2^31 blocks of entries of dbias";
+  if (c.dbias_blocks(p.dbias) > kMostBlocks) return "more than 2^31 blocks of entries of dbias";
   const int64_t slices = c.way == Way::kMma ? kernels::kBackwardRows / kLeastMmaRows : 1;  // blocks of a work tile
   if (std::max(c.blocks(false), c.blocks(true)) * slices > kMostBlocks)
     return cat("more than 2^31 blocks of ", kernels::kBackwardRows / slices, " rows and heads");

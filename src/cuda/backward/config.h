@@ -33,7 +33,6 @@ struct Config {
   kernels::T5Table t5{};
   bool with_sinks = false, with_dsinks = false, with_dlse = false;
   bool with_dbias = false;
-  int64_t dbias_rows = 0, dbias_columns = 0, dbias_heads = 0;
   int64_t t5_entries = 0;  // of dt5_bias, a head; 0: it is not wanted
   int64_t sum_tiles = 0;   // sums of blocks of queries, of an entry of dsinks or dt5_bias
   Way way = Way::kWgmma;
@@ -67,7 +66,7 @@ struct Config {
   KernelSpec store_dq_kernel() const;
   KernelSpec recompute_kernel(bool of_keys) const;
   KernelSpec sum_blocks_kernel() const;
-  int64_t dbias_blocks() const;
+  int64_t dbias_blocks(const TableView& dbias) const;
   // Blocks of a grid that has a block of rows for each head.
   int64_t blocks(bool of_keys) const { return of_keys ? max_kv_tiles * heads_kv : max_q_tiles * heads_q; }
   size_t workspace_bytes() const;
@@ -103,7 +102,9 @@ struct Launch {
   // It stores all of a table, which has elements where there are no queries and no keys.
   bool of_whole_table() const { return arguments == Arguments::kBlockSum || of == kernels::kGradientDbias; }
 };
-// In their order. Those without blocks have nothing to do.
+// In their order.
 std::vector<Launch> launches(const Config& c);
+// The grid of a launch in a run; 0: it has nothing to do. A run's bias may be larger than its plan's.
+int64_t blocks_of_run(const Launch& launch, const Config& c, const BackwardProblem& p);
 
 }  // namespace attune::cuda::backward
