@@ -3,8 +3,6 @@
 // output with the oracle's.
 #pragma once
 
-#include <cstring>
-
 #include "cuda/attention/prologue.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prefill.h"
@@ -24,18 +22,6 @@ class EmulatedPrefill : public tests::Emulated {
   // fit the L2. kOneBlock: one block of the grid takes all work tiles, so splits and the work tiles after them are its
   // own.
   enum class Twist { kNone, kRecomputeFails, kMovedRows, kTwoHeadTiles, kOneHeadTile, kOneBlock };
-
-  static RowView moved(const RowView& v, int64_t heads, int64_t dim, std::vector<uint16_t>& memory) {
-    RowView to = v;
-    to.head_stride = dim + 1, to.row_stride = heads * (dim + 1) + 3, to.batch_stride = v.rows_per_batch * to.row_stride;
-    memory.assign(static_cast<size_t>(v.rows * to.row_stride + 1), 0x7fff);  // NaN
-    to.data = reinterpret_cast<std::byte*>(memory.data() + 1);
-    for (int64_t row = 0; row < v.rows; ++row) {
-      for (int64_t head = 0; head < heads; ++head)
-        memcpy(to.at(row, head), v.at(row, head), static_cast<size_t>(2 * dim));
-    }
-    return to;
-  }
 
   // edit: changes the problem's memory on the host. rows: kFp32 is what cuda_prefill_fp32 makes of 16-bit queries.
   static std::string run(const cases::Case& spec, int layers = 1,
@@ -57,9 +43,7 @@ class EmulatedPrefill : public tests::Emulated {
     const cases::Expected expected = cases::evaluate(problem);
     std::vector<uint16_t> rows_moved[3];
     if (twist == Twist::kMovedRows) {
-      given.q = moved(given.q, given.heads_q, given.head_dim_qk, rows_moved[0]);
-      if (given.k) given.k = moved(given.k, given.heads_kv, given.head_dim_qk, rows_moved[1]);
-      if (given.v) given.v = moved(given.v, given.heads_kv, given.head_dim_v, rows_moved[2]);
+      move_rows(given, rows_moved);
       if (!attention::copies_rows(given) || !prefill::refusal(given).empty()) return tests::kNotCovered;
     }
     const bool prepares = attention::prepares_rows(given, rows_are);

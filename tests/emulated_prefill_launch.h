@@ -2,10 +2,32 @@
 // The kernels of prefill on the CPU (tests/emulator), launched as their plan launches them.
 #pragma once
 
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
 #include "cuda/prefill/config.h"
 #include "emulated.h"
 
 namespace attune::cuda {
+
+// 16-bit rows at addresses that are no multiples of 16 bytes.
+inline RowView moved(const RowView& v, int64_t heads, int64_t dim, std::vector<uint16_t>& memory) {
+  RowView to = v;
+  to.head_stride = dim + 1, to.row_stride = heads * (dim + 1) + 3, to.batch_stride = v.rows_per_batch * to.row_stride;
+  memory.assign(static_cast<size_t>(v.rows * to.row_stride + 1), 0x7fff);  // NaN
+  to.data = reinterpret_cast<std::byte*>(memory.data() + 1);
+  for (int64_t row = 0; row < v.rows; ++row) {
+    for (int64_t head = 0; head < heads; ++head)
+      memcpy(to.at(row, head), v.at(row, head), static_cast<size_t>(2 * dim));
+  }
+  return to;
+}
+inline void move_rows(Problem& p, std::vector<uint16_t> (&memory)[3]) {
+  p.q = moved(p.q, p.heads_q, p.head_dim_qk, memory[0]);
+  if (p.k) p.k = moved(p.k, p.heads_kv, p.head_dim_qk, memory[1]);
+  if (p.v) p.v = moved(p.v, p.heads_kv, p.head_dim_v, memory[2]);
+}
 
 // Of prefill's or MLA's configuration.
 template <class Config>

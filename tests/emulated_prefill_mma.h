@@ -7,8 +7,11 @@
 #include <functional>
 
 #include "cuda/architecture.h"
+#include "cuda/attention/prologue.h"
 #include "cuda/prefill/mma.h"
 #include "emulated.h"
+#include "emulated_prefill_launch.h"
+#include "emulated_rows.h"
 #include "support.h"
 
 namespace attune::cuda {
@@ -17,34 +20,46 @@ class EmulatedPrefillMma : public tests::Emulated {
  protected:
   using Edit = std::function<void(const attune_attention&)>;
 
+  static constexpr int kMultiprocessors = 3;  // for the launches before
+
   // few_blocks: a block of the grid for each head takes all row blocks of all sequences. edit: changes the problem's
-  // memory on the host.
+  // memory on the host. moves: q, k and v of the new tokens lie at odd addresses.
   static std::string run(const cases::Case& spec, const char* like = "sm_80", bool few_blocks = false,
-                         const Edit& edit = {}) {
+                         const Edit& edit = {}, bool moves = false) {
     const Architecture& architecture = *find_architecture(like);
     const emulator::Capability as(architecture.capability);
     cases::Problem problem(spec);
     if (edit) edit(problem.host());
     problem.arena().upload();
     const attune_attention a = problem.device();
-    const Problem p = make_problem(a, Data::kRequired);
-    if (!prefill_mma_kernel().coverage.difference(traits_of(p, a)).empty() || !prefill_mma::refusal(p).empty())
-      return tests::kNotCovered;
+    Problem given = make_problem(a, Data::kRequired);
+    const auto covers = [&] { return prefill_mma::refusal(given).empty(); };
+    if (!prefill_mma_kernel().coverage.difference(traits_of(given, a)).empty() || !covers()) return tests::kNotCovered;
+    const cases::Expected expected = cases::evaluate(problem);
+    std::vector<uint16_t> rows_moved[3];
+    if (moves) move_rows(given, rows_moved);
+    if (moves && (!attention::copies_rows(given) || !covers())) return tests::kNotCovered;
+    const bool prepares = attention::prepares_rows(given, attention::Rows::kOwnType);
+    cases::Workspace workspace(cases::host_memory(), attention::prologue_bytes(given));
+    const Problem p = prepares ? attention::after_prologue(given, workspace.buffer.device()) : given;
     const prefill_mma::Config c = prefill_mma::choose_config(p, architecture.shared_per_sm);
     if (static_cast<int64_t>(c.shared_bytes()) > architecture.shared_a_block)
       return cat(c.shared_bytes(), " bytes of shared memory");
-    const cases::Expected expected = cases::evaluate(problem);
     prefill_mma::check_run(p, c);
     const kernels::WorkTileParams params = prefill_mma::to_params(p, c);
     const auto kernel = reinterpret_cast<void (*)(kernels::WorkTileParams)>(emulator::find_kernel(c.kernel()));
     auto grid = c.grid(p);
     if (few_blocks) grid[1] = grid[2] = 1;
     try {
+      if (prepares)
+        for (const PrepareProblem& op : attention::launches_before(given, workspace.buffer.device()))
+          launch_prepare(op, kMultiprocessors);
       if (p.batch > 0 && p.total_q > 0)
         emulator::run(emulator::Index{grid[0], grid[1], grid[2]}, prefill_mma::kThreads, [&] { kernel(params); });
     } catch (const std::exception& e) {
       return e.what();
     }
+    if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
     return cases::compare(problem, expected, ATTUNE_DEVICE_CUDA).failure;
   }
   static void check(std::string_view common, std::initializer_list<const char*> rest, bool few_blocks = false,

@@ -42,6 +42,35 @@ TEST_F(EmulatedPrefillMma, ScoresAndMasks) {
          R"("kv": "dense", "causal": true, "mask_bits": 1, "ranges": [[40, 80], [0, 200]])"});
 }
 
+// A launch before writes q, k and v to the workspace, and appends.
+TEST_F(EmulatedPrefillMma, Prologues) {
+  check(R"("heads": [4, 2], "dtype": "bf16", "causal": true, "seqlens_q": [70, 1, 3], "seqlens_kv": [100, 40, 0])",
+        {R"("head_dim": [128, 128], "kv": "paged", "new_tokens": true, "cache": {"page_size": 16},
+            "prologue": {"append": true, "v_bias": true, "rope": {"style": "linear", "dim": 64}})",
+         R"("head_dim": [128, 64], "kv": "paged", "new_tokens": true, "shared_kv": true,
+            "prologue": {"append": true, "k_bias": true, "rope": {"style": "linear", "dim": 32, "offset": 96}})",
+         R"("head_dim": [64, 64], "dtype": "f16", "kv": "contiguous", "new_tokens": true,
+            "prologue": {"q_bias": true, "k_bias": true, "v_bias": true, "logn": 8, "append": true,
+            "rope": {"style": "mrope", "positions": 3, "mrope_section": [8, 12, 12]}})",
+         R"("head_dim": [96, 96], "kv": "dense", "seqlens_kv": [70, 1, 3], "cu_seqlens_kv": false, "window": [20, 0],
+            "prologue": {"ia3_tasks": 3, "rope": {"style": "linear", "dim": 64}})",
+         R"("head_dim": [64, 64], "kv": "paged", "new_tokens": true, "cache": {"dtype": "e4m3", "scales": "token"},
+            "prologue": {"append": true, "q_bias": true, "power_of_two_scales": true})"});
+}
+
+TEST_F(EmulatedPrefillMma, RowsAtAnyAddress) {
+  for (const char* rest :
+       {R"("kv": "dense", "cu_seqlens_kv": false, "seqlens_kv": [70, 1, 9])", R"("kv": "dense")",
+        R"("kv": "dense", "shared_kv": true)", R"("kv": "dense", "queries": "fixed", "seqlens_q": 20)",
+        R"("kv": "paged", "new_tokens": true, "cache": {"page_size": 16})",
+        R"("kv": "paged", "cache": {"page_size": 16, "dtype": "e4m3", "scales": "head"})"}) {
+    const cases::Row row = cases::Row(R"("heads": [4, 2], "head_dim": [64, 48], "dtype": "bf16", "causal": true,
+        "seqlens_q": [70, 1, 9], "seqlens_kv": [80, 70, 33])")
+                               .with(rest);
+    EXPECT_EQ(run(tests::make_case(row), "sm_80", false, {}, true), "") << rest;
+  }
+}
+
 // Warps share Q, K, V and what is said of keys; blocks take several sequences.
 TEST_F(EmulatedPrefillMma, HasNoRaces) {
   const emulator::Watched watched;

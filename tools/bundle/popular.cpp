@@ -75,6 +75,7 @@ void add_prompt(const attune_attention& a, const Gpu& gpu, Kernels& kernels) {
   const Kernel& row = gpu.has_wgmma() ? cuda::prefill::kernel_for(any) : cuda::prefill_mma_kernel();
   const std::optional<Problem> p = covered(row, any, a);
   if (!p) return;
+  if (cuda::attention::has_prologue(*p)) add(cuda::kernel_of(cuda::attention::to_prepare(*p, nullptr)), kernels);
   if (!gpu.has_wgmma())
     return add(cuda::prefill_mma::choose_config(*p, gpu.shape.shared_bytes_per_sm).kernel(), kernels);
   const cuda::prefill::Config c = cuda::prefill::choose_config(*p, gpu.shape.num_sms);
@@ -163,6 +164,7 @@ void add_all(const std::vector<PopularModel>& models, const Gpu& gpu, Kernels& k
         add_prompt(chunk_call(m, prompt), gpu, kernels);
         add_prompt(chunk_call(m, short_prompt), gpu, kernels);
         add_mixed(chunk_call(m, prompt), gpu, kernels);
+        if (!gpu.has_wgmma()) add_prompt(fused_call(m, prompt, true), gpu, kernels);
         // Engines with such pages serve the commonest shape with them.
         if (m.head_dim_qk == 128 && m.head_dim_v == 128 && m.softcap == 0 && !m.alibi && m.t5_buckets == 0)
           add_prompt(packed_chunk_call(m, prompt), gpu, kernels);

@@ -8,6 +8,7 @@
 #include "core/indexer.h"
 #include "core/ops.h"
 #include "core/status.h"
+#include "cuda/attention/prologue.h"
 #include "cuda/backward/config.h"
 #include "cuda/decode/config.h"
 #include "cuda/indexer/config.h"
@@ -36,6 +37,13 @@ attune_kv_cache cache_of(attune_dtype dtype) {
   return c;
 }
 
+void add_prologue(attune_dtype dtype, attune_attention& a) {
+  a.prologue.append = 1;
+  a.prologue.q_bias = tensor(dtype, {kHeadsQ, kHeadDim});
+  a.prologue.k_bias = a.prologue.v_bias = tensor(dtype, {kHeadsKv, kHeadDim});
+  a.prologue.rope_cos_sin = tensor(ATTUNE_FLOAT32, {kPages * kPageSize, kHeadDim});
+}
+
 // A decode step; appends: with new tokens, biases and RoPE.
 attune_attention step(attune_dtype dtype, attune_dtype cache, bool appends) {
   attune_attention a;
@@ -46,10 +54,7 @@ attune_attention step(attune_dtype dtype, attune_dtype cache, bool appends) {
   a.causal = 1;
   if (!appends) return a;
   a.k = a.v = tensor(dtype, {kBatch, 1, kHeadsKv, kHeadDim});
-  a.prologue.append = 1;
-  a.prologue.q_bias = tensor(dtype, {kHeadsQ, kHeadDim});
-  a.prologue.k_bias = a.prologue.v_bias = tensor(dtype, {kHeadsKv, kHeadDim});
-  a.prologue.rope_cos_sin = tensor(ATTUNE_FLOAT32, {kPages * kPageSize, kHeadDim});
+  add_prologue(dtype, a);
   return a;
 }
 
@@ -165,6 +170,13 @@ std::vector<ManifestEntry> portable_kernels() {
       const cuda::Architecture& to = *cuda::find_architecture(name);
       add(cuda::prefill_mma::choose_config(p, to.shared_per_sm).kernel(), cuda::target_of(to));
     }
+  }
+  // What is launched before a chunk with new tokens, biases and RoPE.
+  attune_attention fused = chunk(ATTUNE_FLOAT8_E4M3);
+  add_prologue(ATTUNE_BFLOAT16, fused);
+  for (const char* name : {"sm_80", "sm_86", "sm_89", "sm_100", "sm_120"}) {
+    const PrepareProblem before = cuda::attention::to_prepare(make_problem(fused, Data::kOptional), nullptr);
+    add(cuda::kernel_of(before), cuda::target_of(*cuda::find_architecture(name)));
   }
   const auto add_gradients = [&](int head_dim, attune_dtype dtype, const char* name) {
     const cuda::Architecture& to = *cuda::find_architecture(name);

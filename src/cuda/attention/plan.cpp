@@ -20,7 +20,7 @@ void WorkTilePlan::find_kernels(const Problem& p, std::vector<KernelSpec> specs,
 }
 
 void WorkTilePlan::schedule(const Problem& p, void* workspace, void* stream) const {
-  if (is_empty(p)) return;
+  if (is_empty(p) || kernels_.size() == 1) return;
   launch_kernel(kernel(1), programmatic(1, 1024, stream), to_params(p, workspace));
 }
 

@@ -25,7 +25,7 @@ class WorkTilePlan : public KernelPlan {
   WorkTilePlan(const char* name, int32_t device, bool prepares, Rows rows = Rows::kOwnType)
       : name_(name), device_(device), prepares_(prepares), rows_(rows) {}
 
-  // Finds the kernels: attention, its schedule, others. bytes: of the workspace, without copies of rows.
+  // Finds the kernels: attention, its schedule if it has one, others. bytes: of the workspace, without copies of rows.
   void find_kernels(const Problem& p, std::vector<KernelSpec> specs, size_t bytes);
 
   const CompiledKernel& kernel(int i) const { return *kernels_[static_cast<size_t>(i)]; }

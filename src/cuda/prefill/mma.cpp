@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "core/integers.h"
 #include "cuda/architecture.h"
 #include "cuda/attention/params.h"
 #include "cuda/attention/plan.h"
+#include "cuda/attention/prologue.h"
 #include "cuda/attention/tensor_maps.h"
 #include "cuda/device.h"
 #include "cuda/launch.h"
@@ -20,16 +22,6 @@ namespace {
 
 constexpr int64_t kMostGrid = 65535;            // blocks on the second and third axis
 constexpr int64_t kReservedSharedBytes = 1024;  // of each block, by the system
-
-// The first array whose rows do not lie in whole chunks of 16 bytes.
-const char* misplaced_rows(const Problem& p) {
-  if (!attention::strides_fit(p.q)) return "q";
-  if ((p.dense_kv || p.new_tokens) && !attention::strides_fit(p.k)) return "k";
-  if ((p.dense_kv || p.new_tokens) && !attention::strides_fit(p.v)) return "v";
-  if (p.cache && !attention::strides_fit(p.cache.k)) return "cache.k";
-  if (p.cache && !attention::strides_fit(p.cache.v)) return "cache.v";
-  return nullptr;
-}
 
 }  // namespace
 
@@ -62,6 +54,7 @@ std::array<uint32_t, 3> Config::grid(const Problem& p) const {
 }
 
 std::string refusal(const Problem& p) {
+  if (std::string why = attention::prologue_refusal(p); !why.empty()) return why;
   if (p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) return "head dims that are no multiples of 8";
   if ((p.dense_kv || p.new_tokens) && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype))
     return "q, k and v of different dtypes";
@@ -70,10 +63,11 @@ std::string refusal(const Problem& p) {
     return "q and a 16-bit cache of different dtypes";
   if (p.cache && p.cache.k.element_size == 1 && (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0))
     return "head dims of an 8-bit cache that are no multiples of 16";
-  if (const char* name = misplaced_rows(p); name != nullptr)
-    return cat("rows of ", name, " that do not lie at multiples of 16 bytes");
-  if (const std::string why = attention::refusal_of(attention::find_misaligned(p, false, false)); !why.empty())
-    return why;
+  for (const auto& [name, plane] : {std::pair{"cache.k", &p.cache.k}, {"cache.v", &p.cache.v}})
+    if (p.cache && !attention::strides_fit(*plane))
+      return cat("rows of ", name, " that do not lie at multiples of 16 bytes");
+  const bool copied = attention::prepares_rows(p, attention::Rows::kOwnType);  // q, k and v
+  if (std::string why = attention::refusal_of(attention::find_misaligned(p, copied, false)); !why.empty()) return why;
   return attention::table_refusal(p);
 }
 
@@ -108,8 +102,10 @@ Config choose_config(const Problem& p, int64_t shared_bytes_per_sm) {
 
 void check_run(const Problem& p, const Config& c) {
   attention::check_aligned(attention::find_misaligned(p, false, false), "cuda_prefill_mma");
-  const std::string why = refusal(p);
-  require(why.empty(), "attention differs from its plan: kernel cuda_prefill_mma does not take ", why);
+  const char* const moved = attention::row_to_copy(p);
+  require(moved == nullptr, "rows of ", moved,
+          " do not lie at multiples of 16 bytes, as they did when the plan was made; plan with such rows");
+  attention::require_still_taken("cuda_prefill_mma", refusal(p));
   attention::check_ranges(p, c.mask);
 }
 
@@ -125,35 +121,40 @@ namespace {
 
 using prefill_mma::Config;
 
-class Plan final : public KernelPlan {
+class Plan final : public attention::WorkTilePlan {
  public:
   Plan(const Problem& p, int32_t device)
-      : config_(prefill_mma::choose_config(p, require_device(device).shared_bytes_per_sm)),
-        kernel_(get_kernel(config_.kernel(), device)) {}
-
-  size_t workspace_size() const override { return 0; }
-  std::string describe() const override {
-    return cat("kernel cuda_prefill_mma: ", config_.rows(), " rows of a head x ", config_.keys, " keys, ",
-               kernel_.num_regs, " registers, ", config_.shared_bytes(), " bytes of shared memory; workspace 0 bytes");
+      : WorkTilePlan("cuda_prefill_mma", device, attention::prepares_rows(p, attention::Rows::kOwnType)),
+        config_(prefill_mma::choose_config(p, require_device(device).shared_bytes_per_sm)) {
+    find_kernels(p, {config_.kernel()}, 0);
   }
-  void schedule(const Problem&, void*, void*) const override {}
-  void run(const Problem& p, void*, void* stream) const override {
-    if (attention::is_empty(p)) return;
-    prefill_mma::check_run(p, config_);
-    LaunchConfig launch{.programmatic = true, .stream = stream};
-    const auto grid = config_.grid(p);
-    std::copy(grid.begin(), grid.end(), launch.grid);
-    launch.block[0] = prefill_mma::kThreads;
-    launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
-    launch_kernel(kernel_, launch, prefill_mma::to_params(p, config_));
+
+  std::string describe() const override {
+    return cat("kernel ", name(), ": ", config_.rows(), " rows of a head x ", config_.keys, " keys, ",
+               kernel(0).num_regs, " registers, ", config_.shared_bytes(), " bytes of shared memory; ",
+               prepares() ? "q, k and v by a launch before; " : "", "workspace ", workspace_size(), " bytes");
   }
 
  private:
+  kernels::WorkTileParams to_params(const Problem& p, void*) const override {
+    return prefill_mma::to_params(p, config_);
+  }
+  void check_run(const Problem& p) const override { prefill_mma::check_run(p, config_); }
+
+  void attend(const Problem& p, void* workspace, void* stream) const override {
+    LaunchConfig launch = programmatic(1, prefill_mma::kThreads, stream, config_.shared_bytes());
+    const auto grid = config_.grid(p);
+    std::copy(grid.begin(), grid.end(), launch.grid);
+    launch_kernel(kernel(0), launch, to_params(p, workspace));
+  }
+
   Config config_;
-  const CompiledKernel& kernel_;
 };
 
-std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) { return std::make_unique<Plan>(p, device); }
+std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) {
+  attention::require_taken("cuda_prefill_mma", prefill_mma::refusal(p));
+  return std::make_unique<Plan>(p, device);
+}
 
 Coverage coverage() {
   Coverage c = attention::coverage();
@@ -161,7 +162,8 @@ Coverage coverage() {
   c[Axis::kKvSource] = use::kDense | use::kPaged | use::kContiguous | use::kNewTokens;
   c[Axis::kKvFormat] = use::kF16 | use::kBf16 | use::kE4m3 | use::kE5m2 | use::kInt8 | use::kValiasesK | use::kVBesideK;
   c[Axis::kKvLayout] = use::kNhd | use::kHnd;
-  c[Axis::kPrologue] = use::kNoPrologue;
+  c[Axis::kPrologue] = use::kNoPrologue | use::kQkvBias | use::kIa3 | use::kRope | use::kMrope | use::kLogn |
+                       use::kAppend | use::kPowerOfTwoScales;
   c.group_max = std::numeric_limits<int64_t>::max();
   return c;
 }
