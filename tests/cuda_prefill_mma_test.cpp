@@ -2,6 +2,7 @@
 // cuda_prefill_mma on a GPU: also on those that have better kernels. ATTUNE_ARCH=sm_80: as on an A100.
 #include "cuda/prefill/mma.h"
 
+#include "cuda/attention/prologue.h"
 #include "cuda_prefill_cases.h"
 
 namespace attune::cuda {
@@ -9,22 +10,30 @@ namespace {
 
 constexpr int kRandomCases = 300;
 
+// By that of the two kernels which is for the queries; fp32: by prefill_fp32_mma.cu, 16-bit queries too.
 class ByMma final : public CaseSubject {
  public:
+  explicit ByMma(bool fp32 = false) : fp32_(fp32) {}
   std::vector<std::unique_ptr<KernelPlan>> plans(const attune_attention& a, const Problem& p) const override {
     std::vector<std::unique_ptr<KernelPlan>> plans;
-    if (takes(a, p)) plans.push_back(prefill_mma_kernel().make_plan(p, kDevice));
+    if (takes(a, p)) plans.push_back(row_for(p).make_plan(p, kDevice));
     return plans;
   }
   std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
     if (!takes(a, p)) return {};
-    return {prefill_mma::choose_config(p, require_device(kDevice).shared_bytes_per_sm).kernel()};
+    const DeviceInfo& info = require_device(kDevice);
+    const Problem attended = fp32_ ? attention::after_prologue(p, nullptr, attention::Rows::kFp32) : p;
+    return {prefill_mma::choose_config(attended, info.shared_bytes_per_sm, info.shared_bytes_per_block).kernel()};
   }
 
  private:
-  static bool takes(const attune_attention& a, const Problem& p) {
-    return prefill_mma_kernel().coverage.difference(traits_of(p, a)).empty() && prefill_mma::refusal(p).empty();
+  const Kernel& row_for(const Problem& p) const {
+    return fp32_ || p.q.dtype == ATTUNE_FLOAT32 ? prefill_fp32_mma_kernel() : prefill_mma_kernel();
   }
+  bool takes(const attune_attention& a, const Problem& p) const {
+    return row_for(p).coverage.difference(traits_of(p, a)).empty() && row_for(p).refusal(p).empty();
+  }
+  bool fp32_;
 };
 
 class CudaPrefillMma : public CudaCases {};
@@ -36,6 +45,8 @@ TEST_F(CudaPrefillMma, MatchesTheOracle) {
 }
 
 TEST_F(CudaPrefillMma, LongerThanATile) { check_all_of(cases_longer_than_a_tile({true}), ByMma()); }
+
+TEST_F(CudaPrefillMma, SixteenBitsAsFloats) { check_all_of(cases_longer_than_a_tile({true}), ByMma(true)); }
 
 }  // namespace
 }  // namespace attune::cuda

@@ -16,76 +16,16 @@
 //
 // Blocks: one for each row block, query head and sequence, those of the last rows first: causal ones see most keys.
 // Heads are the fastest axis, so that blocks of one KV head run at a time.
-#include "common/lanes.cuh"
 #include "prefill/mma/codes.cuh"
+#include "prefill/mma/epilogue.cuh"
 #include "prefill/mma/mainloop.cuh"
 #include "prefill/mma/producer.cuh"
+#include "prefill/mma/row_blocks.cuh"
 #include "ptx/grid.cuh"
 
 namespace attune::prefill_mma {
 
 using Tiles = scheduler::KeyTiles<Config::kKeys, Config::kCached>;
-
-// Whether store_row() may store a row.
-constexpr bool kStoresVectors = common::is_16_bit(Config::kOutType) && Config::kBlocksV % 2 == 0;
-
-// Stores two channels of the row whose first element is `at`.
-__device__ __forceinline__ void store_pair(const WorkTileParams& p, long long at, int channel, float x, float y) {
-  if (channel >= Config::kHeadDimV) return;  // a multiple of 8
-  if constexpr (common::is_16_bit(Config::kOutType)) {
-    if (!kStoresVectors && p.store_vectors != 0) {
-      *reinterpret_cast<unsigned*>(p.out + (at + channel) * 2) = common::pack<Config::kOutType>(x, y);
-      return;
-    }
-  }
-  common::store_element(Config::kOutType, p.out, at + channel * p.out_dim_stride, x);
-  common::store_element(Config::kOutType, p.out, at + (channel + 1) * p.out_dim_stride, y);
-}
-
-// Stores row h of a row tile, 16 bytes a lane: the four lanes that hold it exchange what they have of 32 channels.
-// Called by all lanes of the warp; at: below 0 where the row is not stored.
-__device__ __forceinline__ void store_row(const WorkTileParams& p, long long at, int h,
-                                          const float (&o)[2 * Config::kBlocksV][4], float factor) {
-#pragma unroll
-  for (int c = 0; c < 2 * Config::kBlocksV; c += 4) {
-    unsigned r[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-      r[j] = common::pack<Config::kOutType>(o[c + j][2 * h] * factor, o[c + j][2 * h + 1] * factor);
-    common::transpose_quad(r);
-    const int channel = 8 * (c + static_cast<int>(threadIdx.x % 4));
-    if (at >= 0 && channel < Config::kHeadDimV)
-      *reinterpret_cast<uint4*>(p.out + (at + channel) * 2) = make_uint4(r[0], r[1], r[2], r[3]);
-  }
-}
-
-__device__ __forceinline__ void epilogue(const WorkTileParams& p, const WorkTile& t, int head, const State& state) {
-  constexpr float kUndoMaxOffset = 1.0f / (1 << Config::kMaxOffset);
-  const int pair = static_cast<int>(threadIdx.x % 4) * 2;
-#pragma unroll
-  for (int m = 0; m < kM; ++m) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float row_sum = kUndoMaxOffset * quad_sum(state.row_sum[m][h]);
-      const int row = Rows::row(m, h), token = t.token_begin + row;
-      const bool is_there = row < t.num_tokens;
-      float factor = 0;
-      if (is_there)
-        factor = kUndoMaxOffset *
-                 common::finish_row(p, t.batch, t.q_begin, token, head, state.row_max_ref[m][h], row_sum, pair == 0);
-      const long long at = is_there ? common::out_at(p, t, token, head) : -1;
-      __syncwarp();
-      if (kStoresVectors && p.store_vectors != 0) {
-        store_row(p, at, h, state.o[m], factor);
-        continue;
-      }
-      if (!is_there) continue;
-#pragma unroll
-      for (int c = 0; c < 2 * Config::kBlocksV; ++c)
-        store_pair(p, at, 8 * c + pair, state.o[m][c][2 * h] * factor, state.o[m][c][2 * h + 1] * factor);
-    }
-  }
-}
 
 // A bit for each of 32 keys of a tile: whether it is there. Where rows see one range of keys, that is within the
 // tile's.
@@ -149,7 +89,6 @@ __device__ __forceinline__ void attend(const WorkTileParams& p, Storage& shared)
     multiply_pv<Config::kType, 1>(v, weights, state);
   }
   epilogue(p, t, shared.head, state);
-  __syncthreads();  // the next row block may overwrite shared memory
 }
 
 // The same where the cache has 8 bits.
@@ -254,7 +193,6 @@ __device__ __forceinline__ void attend_codes(const WorkTileParams& p, Storage& s
   }
   ptx::wait_copies<0>();
   epilogue(p, t, shared.head, state);
-  __syncthreads();  // the next row block may overwrite shared memory
 }
 
 }  // namespace attune::prefill_mma
@@ -267,22 +205,13 @@ extern "C" __global__ void __launch_bounds__(attune::prefill_mma::Config::kThrea
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
   const int blocks = static_cast<int>(gridDim.z);
-  for (int b = static_cast<int>(blockIdx.y); b < p.batch; b += static_cast<int>(gridDim.y)) {
-    for (int block = blocks - 1 - static_cast<int>(blockIdx.z);; block += blocks) {
-      const scheduler::SequenceInfo s = scheduler::read_sequence(p, b);  // again: kept, it would take registers
-      if (block >= s.row_blocks) break;
-      const WorkTile work = scheduler::block_work<Config::kKeys>(p, s, b, block);
-      if (threadIdx.x == 0) {
-        shared.work = work;
-        shared.head = static_cast<int>(blockIdx.x), shared.kv_head = kernels::divide(shared.head, p.by_group);
-        store_constants(p, work, shared);
-      }
-      __syncthreads();
-      if constexpr (Config::kQuantized) {
-        attend_codes(p, shared);
-      } else {
-        attend(p, shared);
-      }
-    }
-  }
+  for_row_blocks(
+      p, shared, [&](const WorkTile& work) { store_constants(p, work, shared); },
+      [&] {
+        if constexpr (Config::kQuantized) {
+          attend_codes(p, shared);
+        } else {
+          attend(p, shared);
+        }
+      });
 }

@@ -9,10 +9,8 @@
 
 #include "common/finish.cuh"
 #include "common/operand.cuh"
-#include "common/run.cuh"
+#include "prefill/pieces.cuh"
 #include "prefill/shared_storage.cuh"
-#include "prefill/strided.cuh"
-#include "ptx/convert.cuh"
 #include "ptx/shared.cuh"
 #include "scheduler/tile_scheduler.cuh"
 #include "scheduler/work_tiles.cuh"
@@ -52,57 +50,7 @@ class Fp32Producer {
 
   // --- Rows
 
-  // data null: an invalid or invisible row, read as zeros.
-  struct Row {
-    const char* data;
-    float scale;
-  };
-  struct Piece {
-    unsigned words[4];  // the elements, in order from the low bits
-    float scale;
-  };
-
-  // Loads four channels of a row from `channel` on, zeros beyond kHeadDim.
-  template <int kType, int kHeadDim, bool kVec4>
-  __device__ __forceinline__ static Piece load_piece(const Row& row, const Strided& place, int channel) {
-    constexpr int kSize = common::element_size(kType);
-    Piece piece{{0, 0, 0, 0}, row.scale};
-    if constexpr (!kVec4) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (row.data != nullptr && channel + k < kHeadDim)
-          piece.words[k * kSize / 4] |= common::load_bits(kSize, row.data + place.offset(channel + k) * kSize)
-                                        << (k * kSize % 4 * 8);
-      }
-    } else if (row.data != nullptr && (kHeadDim % 64 == 0 || channel < kHeadDim)) {
-      const char* const at = row.data + place.offset(channel) * kSize;
-      if constexpr (kSize == 4) {
-        const uint4 x = *reinterpret_cast<const uint4*>(at);
-        piece.words[0] = x.x, piece.words[1] = x.y, piece.words[2] = x.z, piece.words[3] = x.w;
-      } else if constexpr (kSize == 2) {
-        const uint2 x = *reinterpret_cast<const uint2*>(at);
-        piece.words[0] = x.x, piece.words[1] = x.y;
-      } else {
-        piece.words[0] = *reinterpret_cast<const unsigned*>(at);
-      }
-    }
-    return piece;
-  }
-  template <int kType>
-  __device__ __forceinline__ static void decode(const Piece& piece, float (&x)[4]) {
-    if constexpr (common::element_size(kType) == 4) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) x[k] = __uint_as_float(piece.words[k]);
-    } else {
-#pragma unroll
-      for (int k = 0; k < 4; k += 2) {
-        const unsigned bits =
-            common::element_size(kType) == 2 ? piece.words[k / 2] : piece.words[0] >> (8 * k) & 0xffff;
-        const float2 pair = common::decode_pair(kType, bits);
-        x[k] = pair.x * piece.scale, x[k + 1] = pair.y * piece.scale;
-      }
-    }
-  }
+  using Row = PieceRow;
 
   // Loads kRows rows of kHeadDim channels and stores them as three bf16 tiles from `to` on. find: row number to Row.
   // empty, phase: the barrier to wait for before storing. The threads cover eight rows of 64 channels at a time: a
@@ -132,7 +80,7 @@ class Fp32Producer {
       for (int j = 0; j < kAtATime; ++j) {
         if (kTotal % kAtATime != 0 && begin + j >= kTotal) break;
         float x[4];
-        decode<kType>(pieces[j], x);
+        to_floats<kType>(pieces[j], x);
         unsigned low[common::kSplitParts], high[common::kSplitParts];
         common::split_pair(x[0], x[1], low);
         common::split_pair(x[2], x[3], high);

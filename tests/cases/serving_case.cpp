@@ -79,6 +79,7 @@ Kind draw_configuration(Random& r, Case& c, uint64_t configuration) {
       break;
     case Kind::kPrefill:
       if (r.chance(0.25)) c.head_dim_qk = 192, c.head_dim_v = 128;
+      if (r.chance(0.1)) c.head_dim_qk = c.head_dim_v = 100;
       draw_scores(r, c);
       break;
     case Kind::kCodes:
@@ -89,8 +90,9 @@ Kind draw_configuration(Random& r, Case& c, uint64_t configuration) {
       break;
     case Kind::kFloats:
       c.dtype = ATTUNE_FLOAT32;
-      c.head_dim_qk = c.head_dim_v = r.pick<int64_t>({64, 128});
-      if (r.chance(0.5)) draw_plain_cache(r, c);
+      c.head_dim_qk = c.head_dim_v = r.pick<int64_t>({64, 128, 128, 100, 256});
+      if (r.chance(0.5)) draw_plain_cache(r, c), draw_new_tokens(r, c);
+      draw_scores(r, c);
       break;
     case Kind::kMla:
     case Kind::kMlaSparse:

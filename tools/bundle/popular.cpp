@@ -72,12 +72,16 @@ void add(const attune_attention& a, const Gpu& gpu, Kernels& kernels) {
 
 void add_prompt(const attune_attention& a, const Gpu& gpu, Kernels& kernels) {
   const Problem any = make_problem(a, Data::kOptional);
-  const Kernel& row = gpu.has_wgmma() ? cuda::prefill::kernel_for(any) : cuda::prefill_mma_kernel();
+  const Kernel& row = gpu.has_wgmma()                 ? cuda::prefill::kernel_for(any)
+                      : any.q.dtype == ATTUNE_FLOAT32 ? cuda::prefill_fp32_mma_kernel()
+                                                      : cuda::prefill_mma_kernel();
   const std::optional<Problem> p = covered(row, any, a);
   if (!p) return;
   if (cuda::attention::has_prologue(*p)) add(cuda::kernel_of(cuda::attention::to_prepare(*p, nullptr)), kernels);
   if (!gpu.has_wgmma())
-    return add(cuda::prefill_mma::choose_config(*p, gpu.shape.shared_bytes_per_sm).kernel(), kernels);
+    return add(
+        cuda::prefill_mma::choose_config(*p, gpu.shape.shared_bytes_per_sm, gpu.shape.shared_bytes_per_block).kernel(),
+        kernels);
   const cuda::prefill::Config c = cuda::prefill::choose_config(*p, gpu.shape.num_sms);
   add(c.main_kernel(), kernels);
   add(c.schedule_kernel(), kernels);

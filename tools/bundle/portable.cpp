@@ -58,11 +58,11 @@ attune_attention step(attune_dtype dtype, attune_dtype cache, bool appends) {
   return a;
 }
 
-attune_attention prompt() {
+attune_attention prompt(attune_dtype dtype = ATTUNE_BFLOAT16, int64_t head_dim = kHeadDim) {
   attune_attention a;
   attune_attention_init(&a, sizeof(a));
-  a.q = a.out = tensor(ATTUNE_BFLOAT16, {kBatch, kPageSize, kHeadsQ, kHeadDim});
-  a.k = a.v = tensor(ATTUNE_BFLOAT16, {kBatch, kPageSize, kHeadsKv, kHeadDim});
+  a.q = a.out = tensor(dtype, {kBatch, kPageSize, kHeadsQ, head_dim});
+  a.k = a.v = tensor(dtype, {kBatch, kPageSize, kHeadsKv, head_dim});
   a.causal = 1;
   return a;
 }
@@ -162,15 +162,23 @@ std::vector<ManifestEntry> portable_kernels() {
   for (const char* name : {"sm_80", "sm_120"}) {
     const Problem p = make_problem(prompt(), Data::kOptional);
     const cuda::Architecture& to = *cuda::find_architecture(name);
-    add(cuda::prefill_mma::choose_config(p, to.shared_per_sm).kernel(), cuda::target_of(to));
+    add(cuda::prefill_mma::choose_config(p, to.shared_per_sm, to.shared_a_block).kernel(), cuda::target_of(to));
   }
   for (const char* name : {"sm_80", "sm_86", "sm_89", "sm_120"}) {
     for (const attune_dtype cache : {ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, ATTUNE_INT8}) {
       const Problem p = make_problem(chunk(cache), Data::kOptional);
       const cuda::Architecture& to = *cuda::find_architecture(name);
-      add(cuda::prefill_mma::choose_config(p, to.shared_per_sm).kernel(), cuda::target_of(to));
+      add(cuda::prefill_mma::choose_config(p, to.shared_per_sm, to.shared_a_block).kernel(), cuda::target_of(to));
     }
   }
+  const auto add_floats = [&](int64_t head_dim, const char* name) {
+    const Problem p = make_problem(prompt(ATTUNE_FLOAT32, head_dim), Data::kOptional);
+    const cuda::Architecture& to = *cuda::find_architecture(name);
+    add(cuda::prefill_mma::choose_config(p, to.shared_per_sm, to.shared_a_block).kernel(), cuda::target_of(to));
+  };
+  // Others spill a few numbers of the loop over row blocks (docs/kernels/prefill-fp32.md).
+  for (const char* name : {"sm_80", "sm_86", "sm_89"}) add_floats(128, name);
+  add_floats(64, "sm_80");
   // What is launched before a chunk with new tokens, biases and RoPE.
   attune_attention fused = chunk(ATTUNE_FLOAT8_E4M3);
   add_prologue(ATTUNE_BFLOAT16, fused);

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "common/cached_slot.cuh"
-#include "prefill/mma/config.cuh"
+#include "prefill/mma/shared_storage.cuh"
 #include "ptx/async_copy.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"

@@ -1,45 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// One key tile: S = Q K^T, the online softmax, O += P V. A warp has kRowTiles x 16 rows and all keys of the tile.
+// One key tile: S = Q K^T, P, O += P V. A warp has kRowTiles x 16 rows and all keys of the tile.
 #pragma once
 
-#include "common/lanes.cuh"
-#include "common/row_max.cuh"
-#include "prefill/mma/rows.cuh"
-#include "ptx/math.cuh"
+#include "prefill/mma/shared_storage.cuh"
+#include "prefill/mma/softmax.cuh"
 #include "ptx/matrix.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
 
 namespace attune::prefill_mma {
 
-constexpr unsigned kAllKeys = 0xffffffffu;  // of 32
-using Found = unsigned[2];                  // a bit for each key of a tile; of 32 keys the second word has all bits
-__device__ __forceinline__ bool finds_all(const Found& found) { return (found[0] & found[1]) == kAllKeys; }
-constexpr int kM = Config::kRowTiles, kKeyTiles8 = Config::kKeys / 8;
-
-// The fragments of S, and of P: [row tile][eight keys][row h, key e as 2h + e].
-using Scores = float[kM][kKeyTiles8][4];
-
-// A warp's running result.
-struct State {
-  float o[kM][2 * Config::kBlocksV][4];      // [row tile][eight channels]: relative to row_max_ref
-  float row_max_ref[kM][2], row_sum[kM][2];  // in base 2; of this thread's keys only, relative to row_max_ref
-
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int c = 0; c < 2 * Config::kBlocksV; ++c) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) o[m][c][j] = 0;
-      }
-#pragma unroll
-      for (int h = 0; h < 2; ++h) row_max_ref[m][h] = -ptx::infinity(), row_sum[m][h] = 0;
-    }
-  }
-};
-
-using common::down_then_on, common::finite_row_max, common::on_then_down, common::quad_max, common::quad_sum;
+using common::down_then_on, common::on_then_down;
 
 // Fragments of Q, where they are held over the loop.
 using HeldQueries = unsigned[Config::kHoldsQ ? Config::kBlocksQk : 1][4];
@@ -99,67 +70,6 @@ __device__ __forceinline__ void multiply_qk(unsigned q, const HeldQueries& held,
   }
 }
 
-// Products to scores; plain ones stay products where rows.scale says so. masked: keys that rows do not see become -inf.
-__device__ __forceinline__ void score_tile(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
-                                           const Rows& rows, bool masked, const Found& found, Scores& s) {
-  const int first = tile.start + static_cast<int>(threadIdx.x % 4) * 2;
-  const auto of_all = [&](const auto& change) {
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int token = t.token_begin + Rows::row(m, h);
-#pragma unroll
-        for (int n = 0; n < kKeyTiles8; ++n) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) change(s[m][n][2 * h + e], token, first + 8 * n + e, n);
-        }
-      }
-    }
-  };
-  if (!Rows::kPlain || rows.scales_first())
-    of_all([&](float& x, int token, int key, int) { x = rows.score(p, t, token, x, key); });
-  if (!masked) return;
-  if constexpr (Rows::kOneRange) {
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const KeySpan span = rows.seen_keys(p, t, t.token_begin + Rows::row(m, h), tile);
-        const int begin = span.begin - first, end = span.end - first;
-#pragma unroll
-        for (int n = 0; n < kKeyTiles8; ++n) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            if (8 * n + e < begin || 8 * n + e >= end) s[m][n][2 * h + e] = -ptx::infinity();
-          }
-        }
-      }
-    }
-    if (finds_all(found)) return;
-  }
-  of_all([&](float& x, int token, int key, int n) {
-    const bool is_there = (found[n / 4] >> (key - tile.start) % 32 & 1) != 0;
-    if (!is_there || !(Rows::kOneRange || rows.sees(p, t, token, key))) x = -ptx::infinity();
-  });
-}
-
-// row_max_ref of the rows of tile m becomes their max where that is more than `threshold` above it.
-__device__ __forceinline__ void raise_row_max_ref(int m, const float (&row_max)[2], float threshold, State& state) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    if (!(row_max[h] - state.row_max_ref[m][h] > threshold)) continue;
-    const float rescale = ptx::exp2_approx(state.row_max_ref[m][h] - row_max[h]);
-    state.row_max_ref[m][h] = row_max[h];
-    state.row_sum[m][h] *= rescale;
-#pragma unroll
-    for (int c = 0; c < 2 * Config::kBlocksV; ++c) {
-      state.o[m][c][2 * h] *= rescale;
-      state.o[m][c][2 * h + 1] *= rescale;
-    }
-  }
-}
-
 // Of the columns of S that a thread holds, two for each eight keys.
 __device__ __forceinline__ void load_columns(const float* scales, float2 (&columns)[kKeyTiles8]) {
 #pragma unroll
@@ -193,10 +103,7 @@ __device__ __forceinline__ void softmax(float scale, float threshold, Scores& s,
     bool raises = false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float largest = fmaxf(s[m][0][2 * h], s[m][0][2 * h + 1]);
-#pragma unroll
-      for (int n = 1; n < kKeyTiles8; ++n) largest = fmaxf(largest, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
-      row_max[h] = scale * quad_max(largest);
+      row_max[h] = scale * max_of_row(s[m], h);
       raises |= row_max[h] - state.row_max_ref[m][h] > threshold;
     }
     if (__any_sync(0xffffffffu, raises)) raise_row_max_ref(m, row_max, threshold, state);

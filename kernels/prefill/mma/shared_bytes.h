@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes that the host and prefill_mma.cu agree on. Compiled by NVRTC and by the host's compiler; no standard headers.
+// Sizes that the host and prefill_mma.cu and prefill_fp32_mma.cu agree on. Compiled by NVRTC and by the host's
+// compiler; no standard headers.
 #pragma once
 
 #include "common/host_device.h"
@@ -32,6 +33,24 @@ ATTUNE_SHARED_FUNCTION int mma_shared_bytes(int rows, int keys, int head_dim_qk,
   if (quantized) bytes += keys * 8 * (mma_chunks(head_dim_qk) + mma_chunks(head_dim_v));
   if (token_scales) bytes += keys * 12;
   return bytes;
+}
+
+// fp32: a number is three of bf16. Whether the two large ones of Q, of 16 rows a warp, fit the registers beside O.
+ATTUNE_SHARED_FUNCTION bool mma_fp32_holds_queries(int head_dim_qk, int head_dim_v) {
+  return mma_chunks(head_dim_qk) * 4 + mma_chunks(head_dim_v) * 4 <= 128;
+}
+// Where Q begins, behind a tile of K and a tile of V; or, where two of its parts are held, so many bytes before that
+// end. Then K, V and Q; and 128 bytes for the work tile and the bits of the tile's keys.
+ATTUNE_SHARED_FUNCTION int mma_fp32_place_of_queries(int rows, int keys, int head_dim_qk, int head_dim_v) {
+  const int tiles = 3 * keys * (mma_pitch(head_dim_qk) + mma_pitch(head_dim_v)),
+            held = mma_fp32_holds_queries(head_dim_qk, head_dim_v) ? 2 * rows * mma_pitch(head_dim_qk) : 0;
+  return tiles > held ? tiles - held : 0;
+}
+ATTUNE_SHARED_FUNCTION int mma_fp32_tile_bytes(int rows, int keys, int head_dim_qk, int head_dim_v) {
+  return mma_fp32_place_of_queries(rows, keys, head_dim_qk, head_dim_v) + 3 * rows * mma_pitch(head_dim_qk);
+}
+ATTUNE_SHARED_FUNCTION int mma_fp32_shared_bytes(int rows, int keys, int head_dim_qk, int head_dim_v) {
+  return mma_fp32_tile_bytes(rows, keys, head_dim_qk, head_dim_v) + 128;
 }
 
 }  // namespace attune::kernels

@@ -2,7 +2,6 @@
 #include "cuda/prefill/mma.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "core/integers.h"
@@ -13,6 +12,7 @@
 #include "cuda/attention/tensor_maps.h"
 #include "cuda/device.h"
 #include "cuda/launch.h"
+#include "cuda/prefill/config.h"
 #include "cuda/prefill/prefill.h"
 #include "prefill/mma/shared_bytes.h"
 
@@ -26,21 +26,26 @@ constexpr int64_t kReservedSharedBytes = 1024;  // of each block, by the system
 }  // namespace
 
 size_t Config::shared_bytes() const {
+  if (fp32()) return static_cast<size_t>(kernels::mma_fp32_shared_bytes(rows(), keys, head_dim_qk, head_dim_v));
   return static_cast<size_t>(
       kernels::mma_shared_bytes(rows(), keys, head_dim_qk, head_dim_v, quantized(), token_scales));
 }
 
 KernelSpec Config::kernel() const {
   KernelSpec spec{
-      "prefill/prefill_mma.cu",
-      "attune_prefill_mma",
+      cat("prefill/prefill", fp32() ? "_fp32" : "", "_mma.cu"),
+      cat("attune_prefill", fp32() ? "_fp32" : "", "_mma"),
       {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_TYPE", dtype),
        define("ATTUNE_OUT_TYPE", out_dtype), define("ATTUNE_SCORE", score), define("ATTUNE_MASK", mask),
        define("ATTUNE_CACHED", cached ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0),
        define("ATTUNE_ROW_TILES", row_tiles), define("ATTUNE_BLOCKS_PER_SM", blocks_per_sm)},
       shared_bytes()};
+  if (cache_dtype != dtype) spec.defines.push_back(define("ATTUNE_CACHE_TYPE", cache_dtype));
+  if (fp32()) {
+    spec.defines.push_back(define("ATTUNE_KEYS", keys));
+    spec.defines.push_back(define("ATTUNE_WARPS", warps));
+  }
   if (quantized()) {
-    spec.defines.push_back(define("ATTUNE_CACHE_TYPE", cache_dtype));
     spec.defines.push_back(define("ATTUNE_TOKEN_SCALES", token_scales ? 1 : 0));
     spec.defines.push_back(define("ATTUNE_KEYS", keys));
   }
@@ -71,7 +76,37 @@ std::string refusal(const Problem& p) {
   return attention::table_refusal(p);
 }
 
-Config choose_config(const Problem& p, int64_t shared_bytes_per_sm) {
+namespace {
+
+// Registers of a thread hold S and O: 32 and head_dim_v / 2 numbers for each row tile. Two row tiles read K and V half
+// as often; two blocks keep the tensor cores busy while one waits.
+void choose_tiles(int64_t shared_per_sm, Config& c) {
+  const int widest = std::max(c.head_dim_qk, c.head_dim_v);
+  const auto blocks_fit = [&](int blocks) {
+    return blocks * (static_cast<int64_t>(c.shared_bytes()) + kReservedSharedBytes) <= shared_per_sm;
+  };
+  c.keys = 64, c.row_tiles = 2;
+  const bool two_parts = c.token_scales && c.dtype == ATTUNE_FLOAT16;  // of P
+  if (widest > 128 || (two_parts && widest > 64) || !blocks_fit(2)) c.row_tiles = 1;
+  if (!blocks_fit(1)) c.keys = 32;
+  c.blocks_per_sm = widest <= 64 && !c.quantized() ? 3 : 2;
+}
+
+// fp32 numbers take three times the room. Up to 128 channels two blocks fit: their fragments of Q are in registers.
+void choose_fp32_tiles(int64_t shared_a_block, Config& c) {
+  constexpr struct { int warps, keys; } kShapes[] = {{4, 32}, {4, 16}, {2, 32}, {2, 16}};
+  c.token_scales = false;  // all scales are applied before numbers are split
+  for (const auto& shape : kShapes) {
+    c.warps = shape.warps, c.keys = shape.keys;
+    if (static_cast<int64_t>(c.shared_bytes()) <= shared_a_block) break;
+  }
+  const int widest = std::max(c.head_dim_qk, c.head_dim_v);
+  c.blocks_per_sm = widest <= 64 ? 3 : kernels::mma_fp32_holds_queries(c.head_dim_qk, c.head_dim_v) ? 2 : 1;
+}
+
+}  // namespace
+
+Config choose_config(const Problem& p, int64_t shared_per_sm, int64_t shared_a_block) {
   Config c;
   c.head_dim_qk = static_cast<int>(p.head_dim_qk);
   c.head_dim_v = static_cast<int>(p.head_dim_v);
@@ -84,28 +119,23 @@ Config choose_config(const Problem& p, int64_t shared_bytes_per_sm) {
   c.cached = static_cast<bool>(p.cache);
   c.dense = p.dense_kv || p.new_tokens;
   c.t5 = attention::t5_buckets(p);
-  c.keys = 64;
-  // Registers of a thread hold S and O: 32 and head_dim_v / 2 numbers for each row tile. Two row tiles read K and V
-  // half as often; two blocks keep the tensor cores busy while one waits.
-  const int64_t widest = std::max(p.head_dim_qk, p.head_dim_v);
-  const auto blocks_fit = [&](int blocks) {
-    return blocks * (static_cast<int64_t>(c.shared_bytes()) + kReservedSharedBytes) <= shared_bytes_per_sm;
-  };
-  c.row_tiles = 2;
-  const bool two_parts = c.token_scales && c.dtype == ATTUNE_FLOAT16;  // of P
-  if (widest > 128 || (two_parts && widest > 64) || !blocks_fit(2)) c.row_tiles = 1;
-  if (!blocks_fit(1)) c.keys = 32;
-  c.blocks_per_sm = widest <= 64 && !c.quantized() ? 3 : 2;
+  if (c.fp32()) {
+    choose_fp32_tiles(shared_a_block, c);
+  } else {
+    choose_tiles(shared_per_sm, c);
+  }
   c.tokens_of_tile = c.rows();
   return c;
 }
 
 void check_run(const Problem& p, const Config& c) {
-  attention::check_aligned(attention::find_misaligned(p, false, false), "cuda_prefill_mma");
-  const char* const moved = attention::row_to_copy(p);
-  require(moved == nullptr, "rows of ", moved,
-          " do not lie at multiples of 16 bytes, as they did when the plan was made; plan with such rows");
-  attention::require_still_taken("cuda_prefill_mma", refusal(p));
+  if (!c.fp32()) {
+    attention::check_aligned(attention::find_misaligned(p, false, false), c.name());
+    const char* const moved = attention::row_to_copy(p);
+    require(moved == nullptr, "rows of ", moved,
+            " do not lie at multiples of 16 bytes, as they did when the plan was made; plan with such rows");
+  }
+  attention::require_still_taken(c.name(), c.fp32() ? prefill::refusal_as_fp32(p) : refusal(p));
   attention::check_ranges(p, c.mask);
 }
 
@@ -119,15 +149,12 @@ kernels::WorkTileParams to_params(const Problem& p, const Config& c) {
 
 namespace {
 
+using attention::Rows;
 using prefill_mma::Config;
 
 class Plan final : public attention::WorkTilePlan {
  public:
-  Plan(const Problem& p, int32_t device)
-      : WorkTilePlan("cuda_prefill_mma", device, attention::prepares_rows(p, attention::Rows::kOwnType)),
-        config_(prefill_mma::choose_config(p, require_device(device).shared_bytes_per_sm)) {
-    find_kernels(p, {config_.kernel()}, 0);
-  }
+  Plan(const Problem& p, int32_t device, Rows rows) : Plan(p, device, require_device(device), rows) {}
 
   std::string describe() const override {
     return cat("kernel ", name(), ": ", config_.rows(), " rows of a head x ", config_.keys, " keys, ",
@@ -136,16 +163,27 @@ class Plan final : public attention::WorkTilePlan {
   }
 
  private:
+  Plan(const Problem& p, int32_t device, const DeviceInfo& info, Rows rows)
+      : Plan(p, device, rows,
+             prefill_mma::choose_config(rows == Rows::kFp32 ? attention::after_prologue(p, nullptr, rows) : p,
+                                        info.shared_bytes_per_sm, info.shared_bytes_per_block)) {}
+  Plan(const Problem& p, int32_t device, Rows rows, const Config& config)
+      : WorkTilePlan(config.name(), device, attention::prepares_rows(p, rows), rows), config_(config) {
+    find_kernels(p, {config_.kernel()}, 0);
+  }
+
   kernels::WorkTileParams to_params(const Problem& p, void*) const override {
     return prefill_mma::to_params(p, config_);
   }
   void check_run(const Problem& p) const override { prefill_mma::check_run(p, config_); }
 
   void attend(const Problem& p, void* workspace, void* stream) const override {
-    LaunchConfig launch = programmatic(1, prefill_mma::kThreads, stream, config_.shared_bytes());
+    LaunchConfig launch = programmatic(1, config_.threads(), stream, config_.shared_bytes());
     const auto grid = config_.grid(p);
     std::copy(grid.begin(), grid.end(), launch.grid);
-    launch_kernel(kernel(0), launch, to_params(p, workspace));
+    const kernels::WorkTileParams params = to_params(p, workspace);
+    if (config_.fp32()) return launch_kernel(kernel(0), launch, params, prefill::fp32_rows(p));
+    launch_kernel(kernel(0), launch, params);
   }
 
   Config config_;
@@ -153,18 +191,18 @@ class Plan final : public attention::WorkTilePlan {
 
 std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) {
   attention::require_taken("cuda_prefill_mma", prefill_mma::refusal(p));
-  return std::make_unique<Plan>(p, device);
+  return std::make_unique<Plan>(p, device, Rows::kOwnType);
+}
+
+// 16-bit queries become fp32 rows in the workspace.
+std::unique_ptr<KernelPlan> make_plan_as_fp32(const Problem& p, int32_t device) {
+  attention::require_taken("cuda_prefill_fp32_mma", prefill::refusal_as_fp32(p));
+  return std::make_unique<Plan>(p, device, p.q.dtype == ATTUNE_FLOAT32 ? Rows::kOwnType : Rows::kFp32);
 }
 
 Coverage coverage() {
-  Coverage c = attention::coverage();
-  c[Axis::kQueryDtype] = use::kQF16 | use::kQBf16;
-  c[Axis::kKvSource] = use::kDense | use::kPaged | use::kContiguous | use::kNewTokens;
-  c[Axis::kKvFormat] = use::kF16 | use::kBf16 | use::kE4m3 | use::kE5m2 | use::kInt8 | use::kValiasesK | use::kVBesideK;
+  Coverage c = prefill_kernel().coverage;
   c[Axis::kKvLayout] = use::kNhd | use::kHnd;
-  c[Axis::kPrologue] = use::kNoPrologue | use::kQkvBias | use::kIa3 | use::kRope | use::kMrope | use::kLogn |
-                       use::kAppend | use::kPowerOfTwoScales;
-  c.group_max = std::numeric_limits<int64_t>::max();
   return c;
 }
 
@@ -173,6 +211,22 @@ Coverage coverage() {
 const Kernel& prefill_mma_kernel() {
   static const Kernel kernel{"cuda_prefill_mma", "attention",          ATTUNE_DEVICE_CUDA,    0,       coverage(),
                              make_plan,          prefill_mma::refusal, prefill::has_few_rows, nullptr, nullptr,
+                             ptx::kWgmma};
+  return kernel;
+}
+
+const Kernel& prefill_fp32_mma_kernel() {
+  const Kernel& with_wgmma = prefill_fp32_kernel();
+  static const Kernel kernel{"cuda_prefill_fp32_mma",
+                             "attention",
+                             ATTUNE_DEVICE_CUDA,
+                             0,
+                             with_wgmma.coverage,
+                             make_plan_as_fp32,
+                             with_wgmma.refusal,
+                             with_wgmma.leaves,
+                             nullptr,
+                             nullptr,
                              ptx::kWgmma};
   return kernel;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefill attention on GPUs without wgmma (kernels/prefill/prefill_mma.cu): 16-bit queries over dense keys, a cache of
-// their type or of 8 bits, or both.
+// Prefill attention on GPUs without wgmma. kernels/prefill/prefill_mma.cu: 16-bit queries over dense keys, a cache of
+// their type or of 8 bits, or both. kernels/prefill/prefill_fp32_mma.cu: fp32, and all that cuda_prefill_fp32 takes.
 #pragma once
 
 #include <array>
@@ -14,6 +14,7 @@
 namespace attune::cuda {
 
 const Kernel& prefill_mma_kernel();
+const Kernel& prefill_fp32_mma_kernel();
 
 namespace prefill_mma {
 
@@ -22,24 +23,27 @@ struct Config : attention::WorkTiles {
   int32_t dtype = 0, cache_dtype = 0, out_dtype = 0;
   int score = 0, mask = 0;
   bool cached = false, dense = false;
-  bool token_scales = false;  // K or V of an 8-bit cache has a scale for each token
-  int row_tiles = 1;          // of 16 rows, of each of four warps
-  int blocks_per_sm = 2;      // that registers are left for
+  bool token_scales = false;     // K or V of an 8-bit cache has a scale for each token
+  int warps = 4, row_tiles = 1;  // row tiles of 16 rows, of each warp
+  int blocks_per_sm = 2;         // that registers are left for
   kernels::T5Table t5 = {};
 
-  int rows() const { return 64 * row_tiles; }
-  bool quantized() const { return cache_dtype != dtype; }
+  bool fp32() const { return dtype == ATTUNE_FLOAT32; }
+  const char* name() const { return fp32() ? "cuda_prefill_fp32_mma" : "cuda_prefill_mma"; }
+  int rows() const { return 16 * warps * row_tiles; }
+  int threads() const { return 32 * warps; }
+  bool quantized() const { return cache_dtype != dtype && !fp32(); }  // codes are converted in shared memory
   size_t shared_bytes() const;
   KernelSpec kernel() const;
   // Query heads, sequences, row blocks.
   std::array<uint32_t, 3> grid(const Problem& p) const;
 };
 
-inline constexpr unsigned kThreads = 128;
-
-// "" if the kernel takes the problem, else what it does not take, where the coverage row cannot say it.
+// "" if cuda_prefill_mma takes the problem, else what it does not take, where the coverage row cannot say it. Of
+// cuda_prefill_fp32_mma: prefill::refusal_as_fp32().
 std::string refusal(const Problem& p);
-Config choose_config(const Problem& p, int64_t shared_bytes_per_sm);
+// q's dtype chooses the kernel. Bytes of shared memory: of a multiprocessor, and the most of a block.
+Config choose_config(const Problem& p, int64_t shared_per_sm, int64_t shared_a_block);
 // Throws INVALID_ARGUMENT where a run has rows that the kernel does not take.
 void check_run(const Problem& p, const Config& c);
 kernels::WorkTileParams to_params(const Problem& p, const Config& c);

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shared memory of prefill_mma.cu.
+#pragma once
+
+#include "prefill/mma/config.cuh"
+
+namespace attune::prefill_mma {
+
+template <bool kThere>
+struct QueryRows {};
+template <>
+struct QueryRows<true> {
+  alignas(128) unsigned char q[Config::kRows * Config::LayoutK::kPitch];
+};
+template <bool kThere>
+struct Codes {};
+template <>
+struct Codes<true> {
+  // 16 bytes of a row in the place of the thread that copies and converts them (codes.cuh).
+  alignas(128) unsigned char codes_k[Config::kKeys * Config::kBlocksQk * 16];
+  unsigned char codes_v[Config::kKeys * Config::kBlocksV * 16];
+};
+template <bool kThere>
+struct TokenScales {};
+template <>
+struct TokenScales<true> {
+  // Of a tile; of V of two, as the next tile's come while this one's are used.
+  alignas(128) float k_scales[Config::kKeys];
+  float v_scales[2][Config::kKeys];
+};
+
+// What a specialisation lacks is an empty base.
+struct SharedStorage : QueryRows<!Config::kHoldsQ>, Codes<Config::kQuantized>, TokenScales<Config::kTokenScales> {
+  alignas(128) unsigned char k[Config::kKeys * Config::LayoutK::kPitch];
+  alignas(128) unsigned char v[Config::kKeys * Config::LayoutV::kPitch];
+  WorkTile work;  // in registers these would push others out
+  int head, kv_head;
+  // A bit for each key of the tile: whether its pages exist, and whether a part of its value has a NaN or infinity.
+  unsigned found[Config::kHalves], special[Config::kThreads / Config::kKeys][Config::kHalves];
+  float threshold;         // of softmax(), where it would be held in a register
+  float k_scale, v_scale;  // of an 8-bit cache: those of all keys of the head
+  bool v_is_odd;           // not finite; v_scale is 1 then
+  int pages[Config::kCached ? Config::kKeys / Config::kRowsOfId : 1];  // of the next tile (cached_rows.cuh)
+};
+static_assert(Config::kType == common::kFloat16 || Config::kType == common::kBFloat16, "16-bit rows");
+static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0, "rows are whole chunks");
+static_assert(Config::kKeys >= 32 && Config::kWarps == 4, "a warp copies whole rows");
+static_assert(sizeof(SharedStorage) <= kernels::mma_shared_bytes(Config::kRows, Config::kKeys, Config::kHeadDimQk,
+                                                                 Config::kHeadDimV, Config::kQuantized,
+                                                                 Config::kTokenScales),
+              "the host asks for less shared memory than this");
+
+}  // namespace attune::prefill_mma

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scores of a key tile, and the row max that P is against: of 16-bit rows and of fp32 ones.
+#pragma once
+
+#include "common/lanes.cuh"
+#include "common/row_max.cuh"
+#include "prefill/mma/rows.cuh"
+#include "ptx/math.cuh"
+
+namespace attune::prefill_mma {
+
+using common::finite_row_max, common::quad_max, common::quad_sum;
+
+constexpr unsigned kAllKeys = 0xffffffffu;  // of 32
+using Found = unsigned[2];                  // a bit for each key of a tile; of 32 keys the second word has all bits
+__device__ __forceinline__ bool finds_all(const Found& found) { return (found[0] & found[1]) == kAllKeys; }
+constexpr int kM = Config::kRowTiles, kKeyTiles8 = Config::kKeys / 8;
+
+// The fragments of S, and of P: [row tile][eight keys][row h, key e as 2h + e].
+using Scores = float[kM][kKeyTiles8][4];
+
+// A warp's running result.
+struct State {
+  float o[kM][2 * Config::kBlocksV][4];      // [row tile][eight channels]: relative to row_max_ref
+  float row_max_ref[kM][2], row_sum[kM][2];  // in base 2; of this thread's keys only, relative to row_max_ref
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int c = 0; c < 2 * Config::kBlocksV; ++c) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) o[m][c][j] = 0;
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) row_max_ref[m][h] = -ptx::infinity(), row_sum[m][h] = 0;
+    }
+  }
+};
+
+// Products to scores; plain ones stay products where rows.scale says so. masked: keys that rows do not see become -inf.
+__device__ __forceinline__ void score_tile(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
+                                           const Rows& rows, bool masked, const Found& found, Scores& s) {
+  const int first = tile.start + static_cast<int>(threadIdx.x % 4) * 2;
+  const auto of_all = [&](const auto& change) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int token = t.token_begin + Rows::row(m, h);
+#pragma unroll
+        for (int n = 0; n < kKeyTiles8; ++n) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) change(s[m][n][2 * h + e], token, first + 8 * n + e, n);
+        }
+      }
+    }
+  };
+  if (!Rows::kPlain || rows.scales_first())
+    of_all([&](float& x, int token, int key, int) { x = rows.score(p, t, token, x, key); });
+  if (!masked) return;
+  if constexpr (Rows::kOneRange) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const KeySpan span = rows.seen_keys(p, t, t.token_begin + Rows::row(m, h), tile);
+        const int begin = span.begin - first, end = span.end - first;
+#pragma unroll
+        for (int n = 0; n < kKeyTiles8; ++n) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            if (8 * n + e < begin || 8 * n + e >= end) s[m][n][2 * h + e] = -ptx::infinity();
+          }
+        }
+      }
+    }
+    if (finds_all(found)) return;
+  }
+  of_all([&](float& x, int token, int key, int n) {
+    const bool is_there = (found[n / 4] >> (key - tile.start) % 32 & 1) != 0;
+    if (!is_there || !(Rows::kOneRange || rows.sees(p, t, token, key))) x = -ptx::infinity();
+  });
+}
+
+// Of all keys of a tile: row h of those that this lane and its three neighbours hold.
+__device__ __forceinline__ float max_of_row(const float (&s)[kKeyTiles8][4], int h) {
+  float largest = fmaxf(s[0][2 * h], s[0][2 * h + 1]);
+#pragma unroll
+  for (int n = 1; n < kKeyTiles8; ++n) largest = fmaxf(largest, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
+  return quad_max(largest);
+}
+
+// row_max_ref of the rows of tile m becomes their max where that is more than `threshold` above it.
+__device__ __forceinline__ void raise_row_max_ref(int m, const float (&row_max)[2], float threshold, State& state) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if (!(row_max[h] - state.row_max_ref[m][h] > threshold)) continue;
+    const float rescale = ptx::exp2_approx(state.row_max_ref[m][h] - row_max[h]);
+    state.row_max_ref[m][h] = row_max[h];
+    state.row_sum[m][h] *= rescale;
+#pragma unroll
+    for (int c = 0; c < 2 * Config::kBlocksV; ++c) {
+      state.o[m][c][2 * h] *= rescale;
+      state.o[m][c][2 * h + 1] *= rescale;
+    }
+  }
+}
+
+}  // namespace attune::prefill_mma
