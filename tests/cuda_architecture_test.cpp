@@ -88,6 +88,8 @@ TEST(Architecture, GpusGetKernelsThatRunThere) {
       "seqlens_q": [70]})";
   constexpr const char* kAllCodes = R"({"name": "x", "heads": [8, 2], "head_dim": [128, 128], "dtype": "e4m3",
       "out_dtype": "bf16", "seqlens_q": [70]})";
+  constexpr const char* kBits = R"({"name": "x", "heads": [16, 1], "head_dim": [576, 512], "shared_kv": true,
+      "kv": "paged", "dtype": "bf16", "queries": "fixed", "seqlens_kv": [70], "mask_bits": 1})";
   constexpr const char* kMla = R"({"name": "x", "heads": [16, 1], "head_dim": [576, 512], "shared_kv": true,
       "kv": "paged", "dtype": "bf16", "queries": "fixed", "seqlens_kv": [70]})";
   for (const int capability : {80, 86, 89, 100, 120}) {
@@ -98,10 +100,10 @@ TEST(Architecture, GpusGetKernelsThatRunThere) {
     EXPECT_EQ(choose(kDense, capability), "cuda_prefill_mma") << here;
     EXPECT_EQ(choose(kFloats, capability), "cuda_prefill_fp32_mma") << here;
     EXPECT_EQ(choose(kOdd, capability), "cuda_prefill_fp32_mma") << here;
+    EXPECT_EQ(choose(kAllCodes, capability), "cuda_prefill_fp8_mma") << here;
     EXPECT_EQ(
-        choose(kAllCodes, capability),
-        "no kernel covers this; the nearest is cuda_prefill_fp8, which needs wgmma: compute capability 9.0, this is " +
-            here);
+        choose(kBits, capability),
+        "no kernel covers this; the nearest is cuda_mla, which needs wgmma: compute capability 9.0, this is " + here);
     EXPECT_EQ(choose(kMla, capability), "cuda_mla_mma") << here;
   }
   EXPECT_EQ(choose(kStep, 90), "cuda_decode");
@@ -120,12 +122,11 @@ TEST(Architecture, TheCApiAnswersByCapability) {
   EXPECT_EQ(attune_supported_by_capability(&a, 75), ATTUNE_UNSUPPORTED);
   EXPECT_STREQ(attune_last_error(), "a GPU that has compute capability 7.5; the kernels need 8.0 (Ampere) or newer");
 
-  cases::Problem codes(tests::make_case(R"({"name": "x", "heads": [8, 2], "head_dim": [128, 128], "dtype": "e4m3",
-      "out_dtype": "bf16", "seqlens_q": [70]})"));
-  EXPECT_ATTUNE_OK(attune_supported_by_capability(&codes.host(), 90));
-  EXPECT_EQ(attune_supported_by_capability(&codes.host(), 86), ATTUNE_UNSUPPORTED);
-  EXPECT_THAT(attune_last_error(),
-              HasSubstr("cuda_prefill_fp8, which needs wgmma: compute capability 9.0, this is 8.6"));
+  cases::Problem bits(tests::make_case(R"({"name": "x", "heads": [16, 1], "head_dim": [576, 512], "shared_kv": true,
+      "kv": "paged", "dtype": "bf16", "queries": "fixed", "seqlens_kv": [70], "mask_bits": 1})"));
+  EXPECT_ATTUNE_OK(attune_supported_by_capability(&bits.host(), 90));
+  EXPECT_EQ(attune_supported_by_capability(&bits.host(), 86), ATTUNE_UNSUPPORTED);
+  EXPECT_THAT(attune_last_error(), HasSubstr("cuda_mla, which needs wgmma: compute capability 9.0, this is 8.6"));
 
   for (const int32_t capability : {-5, 1000, 1 << 30}) {
     EXPECT_EQ(attune_supported_by_capability(&a, capability), ATTUNE_INVALID_ARGUMENT) << capability;

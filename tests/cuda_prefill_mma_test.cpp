@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kRandomCases = 300;
 
-// By that of the two kernels which is for the queries; fp32: by prefill_fp32_mma.cu, 16-bit queries too.
+// By that of the kernels which is for the queries; fp32: by prefill_fp32_mma.cu, 16-bit queries too.
 class ByMma final : public CaseSubject {
  public:
   explicit ByMma(bool fp32 = false) : fp32_(fp32) {}
@@ -22,13 +22,17 @@ class ByMma final : public CaseSubject {
   std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
     if (!takes(a, p)) return {};
     const DeviceInfo& info = require_device(kDevice);
-    const Problem attended = fp32_ ? attention::after_prologue(p, nullptr, attention::Rows::kFp32) : p;
+    const attention::Rows rows = fp32_                             ? attention::Rows::kFp32
+                                 : p.q.dtype == ATTUNE_FLOAT8_E4M3 ? attention::Rows::kBf16
+                                                                   : attention::Rows::kOwnType;
+    const Problem attended = rows == attention::Rows::kOwnType ? p : attention::after_prologue(p, nullptr, rows);
     return {prefill_mma::choose_config(attended, info.shared_bytes_per_sm, info.shared_bytes_per_block).kernel()};
   }
 
  private:
   const Kernel& row_for(const Problem& p) const {
-    return fp32_ || p.q.dtype == ATTUNE_FLOAT32 ? prefill_fp32_mma_kernel() : prefill_mma_kernel();
+    if (fp32_ || p.q.dtype == ATTUNE_FLOAT32) return prefill_fp32_mma_kernel();
+    return p.q.dtype == ATTUNE_FLOAT8_E4M3 ? prefill_fp8_mma_kernel() : prefill_mma_kernel();
   }
   bool takes(const attune_attention& a, const Problem& p) const {
     return row_for(p).coverage.difference(traits_of(p, a)).empty() && row_for(p).refusal(p).empty();

@@ -35,8 +35,11 @@ class EmulatedPrefillMma : public tests::Emulated {
     problem.arena().upload();
     const attune_attention a = problem.device();
     Problem given = make_problem(a, Data::kRequired);
+    if (given.q.dtype == ATTUNE_FLOAT8_E4M3) rows = attention::Rows::kBf16;
     const bool fp32 = given.q.dtype == ATTUNE_FLOAT32 || rows == attention::Rows::kFp32;
-    const Kernel& row = fp32 ? prefill_fp32_mma_kernel() : prefill_mma_kernel();
+    const Kernel& row = fp32                             ? prefill_fp32_mma_kernel()
+                        : rows == attention::Rows::kBf16 ? prefill_fp8_mma_kernel()
+                                                         : prefill_mma_kernel();
     const auto covers = [&] { return row.refusal(given).empty(); };
     if (!row.coverage.difference(traits_of(given, a)).empty() || !covers()) return tests::kNotCovered;
     const cases::Expected expected = cases::evaluate(problem);

@@ -36,6 +36,20 @@ TEST_F(EmulatedPrefillMmaCodes, FormatsAndScales) {
   }
 }
 
+// e4m3 queries, keys and values: bf16 rows by a launch before, with their scales.
+TEST_F(EmulatedPrefillMmaCodes, DenseCodes) {
+  const cases::Row common(R"("heads": [4, 2], "head_dim": [128, 128], "dtype": "e4m3", "out_dtype": "bf16",
+      "kv": "dense", "seqlens_q": [150, 0, 70], "seqlens_kv": [150, 5, 300])");
+  for (const char* rest :
+       {R"("causal": true, "max_logits": true)", R"("causal": true, "prologue": {"qkv_scale": true})",
+        R"("out_dtype": "f32", "seqlens_kv": [129, 3, 257], "prologue": {"qkv_scale": true})",
+        R"("window": [20, 7], "sinks": "normal", "out_dtype": "f16")", R"("strides": "odd", "causal": true)",
+        R"("seqlens_kv": [150, 0, 70], "cu_seqlens_kv": false, "prologue": {"qkv_scale": true})",
+        R"("queries": "fixed", "seqlens_q": 70, "prologue": {"qkv_scale": true}, "head_dim": [64, 256])",
+        R"("causal": true, "softcap": 20, "mask_bits": 1)", R"("shared_kv": true, "plant": "nan_k")"})
+    EXPECT_EQ(run(tests::make_case(common.with(rest))), "") << rest;
+}
+
 // Tiles of codes, then of 16-bit rows.
 TEST_F(EmulatedPrefillMmaCodes, NewTokens) {
   for (const char* cache : {R"("cache": {"dtype": "e4m3", "scales": "head", "page_size": 64})",

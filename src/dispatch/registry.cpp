@@ -19,12 +19,14 @@
 namespace attune {
 namespace {
 
-const Kernel* const kKernels[] = {
-    &cpu::attention_kernel(),         &cuda::mixed_kernel(),        &cuda::prefill_kernel(),
-    &cuda::prefill_fp8_kernel(),      &cuda::prefill_fp32_kernel(), &cuda::prefill_mma_kernel(),
-    &cuda::prefill_fp32_mma_kernel(), &cuda::decode_kernel(),       &cuda::mla_kernel(),
-    &cuda::mla_mma_kernel(),          &cpu::backward_kernel(),      &cuda::backward_kernel(),
-    &cuda::backward_fp32_kernel(),    &cuda::backward_mma_kernel()};
+const Kernel* const kKernels[] = {&cpu::attention_kernel(),         &cuda::mixed_kernel(),
+                                  &cuda::prefill_kernel(),          &cuda::prefill_fp8_kernel(),
+                                  &cuda::prefill_fp32_kernel(),     &cuda::prefill_mma_kernel(),
+                                  &cuda::prefill_fp32_mma_kernel(), &cuda::prefill_fp8_mma_kernel(),
+                                  &cuda::decode_kernel(),           &cuda::mla_kernel(),
+                                  &cuda::mla_mma_kernel(),          &cpu::backward_kernel(),
+                                  &cuda::backward_kernel(),         &cuda::backward_fp32_kernel(),
+                                  &cuda::backward_mma_kernel()};
 
 // The kernel that ATTUNE_KERNEL names; null where it is not set, or names one of another operation.
 const char* forced_kernel(const char* operation) {

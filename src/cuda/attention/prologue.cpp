@@ -15,6 +15,7 @@ constexpr size_t kRowsAlignment = 256;  // of q, k and v in the workspace
 RowView dense_rows(const RowView& like, Rows rows, int64_t heads, int64_t head_dim, void* memory, size_t& at) {
   RowView v = like;
   if (rows == Rows::kFp32) v.dtype = ATTUNE_FLOAT32, v.element_size = static_cast<int32_t>(sizeof(float));
+  if (rows == Rows::kBf16) v.dtype = ATTUNE_BFLOAT16, v.element_size = 2;
   v.data = memory == nullptr ? nullptr : static_cast<std::byte*>(memory) + at;
   v.dim_stride = 1;
   const int64_t unit = std::max<int64_t>(1, kAlignment / v.element_size);
@@ -80,7 +81,7 @@ const char* row_to_copy(const Problem& p) {
   return !lies_aligned(p.q) ? "q" : rows && !lies_aligned(p.k) ? "k" : rows && !lies_aligned(p.v) ? "v" : nullptr;
 }
 
-bool prepares_rows(const Problem& p, Rows rows) { return has_prologue(p) || copies_rows(p) || rows == Rows::kFp32; }
+bool prepares_rows(const Problem& p, Rows rows) { return has_prologue(p) || copies_rows(p) || rows != Rows::kOwnType; }
 
 size_t prologue_bytes(const Problem& p, Rows rows) {
   return prepares_rows(p, rows) ? place_rows(p, nullptr, rows).bytes : 0;
@@ -95,6 +96,10 @@ PrepareProblem start_prepare(const Problem& p, void* memory, Rows rows) {
   op.q = p.q, op.k = p.k;
   op.q_out = prepared.q, op.k_out = prepared.k;
   if (!p.v_aliases_k) op.head_dim_v = p.head_dim_v, op.v = p.v, op.v_out = prepared.v;
+  if (rows == Rows::kBf16) {
+    op.prologue.any = op.prologue.scaled = p.prologue.scaled;
+    op.prologue.qkv_scale = p.prologue.qkv_scale, op.prologue.qkv_scale_stride = p.prologue.qkv_scale_stride;
+  }
   return op;
 }
 
@@ -165,7 +170,7 @@ Launches launches_before(const Problem& p, void* memory, Rows rows) {
 Problem after_prologue(const Problem& p, void* memory, Rows rows) {
   const PreparedRows prepared = place_rows(p, memory, rows);
   Problem after = p;
-  if (has_prologue(p)) after.prologue = {};
+  if (has_prologue(p) || rows == Rows::kBf16) after.prologue = {};
   after.q = prepared.q, after.k = prepared.k, after.v = prepared.v;
   return after;
 }

@@ -24,8 +24,8 @@ bool copies_rows(const Problem& p);
 // The name of the first of them, or null.
 const char* row_to_copy(const Problem& p);
 
-// The type of q, k and v in the workspace: their own, or fp32.
-enum class Rows { kOwnType, kFp32 };
+// The type of q, k and v in the workspace: their own, fp32, or bf16, which codes of e4m3 become with their scales.
+enum class Rows { kOwnType, kFp32, kBf16 };
 
 // Whether q, k and v are written to the workspace before attention.
 bool prepares_rows(const Problem& p, Rows rows);

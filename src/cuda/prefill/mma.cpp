@@ -154,7 +154,8 @@ using prefill_mma::Config;
 
 class Plan final : public attention::WorkTilePlan {
  public:
-  Plan(const Problem& p, int32_t device, Rows rows) : Plan(p, device, require_device(device), rows) {}
+  Plan(const char* name, const Problem& p, int32_t device, Rows rows)
+      : Plan(name, p, device, require_device(device), rows) {}
 
   std::string describe() const override {
     return cat("kernel ", name(), ": ", config_.rows(), " rows of a head x ", config_.keys, " keys, ",
@@ -163,12 +164,12 @@ class Plan final : public attention::WorkTilePlan {
   }
 
  private:
-  Plan(const Problem& p, int32_t device, const DeviceInfo& info, Rows rows)
-      : Plan(p, device, rows,
-             prefill_mma::choose_config(rows == Rows::kFp32 ? attention::after_prologue(p, nullptr, rows) : p,
+  Plan(const char* name, const Problem& p, int32_t device, const DeviceInfo& info, Rows rows)
+      : Plan(name, p, device, rows,
+             prefill_mma::choose_config(rows != Rows::kOwnType ? attention::after_prologue(p, nullptr, rows) : p,
                                         info.shared_bytes_per_sm, info.shared_bytes_per_block)) {}
-  Plan(const Problem& p, int32_t device, Rows rows, const Config& config)
-      : WorkTilePlan(config.name(), device, attention::prepares_rows(p, rows), rows), config_(config) {
+  Plan(const char* name, const Problem& p, int32_t device, Rows rows, const Config& config)
+      : WorkTilePlan(name, device, attention::prepares_rows(p, rows), rows), config_(config) {
     find_kernels(p, {config_.kernel()}, 0);
   }
 
@@ -189,15 +190,24 @@ class Plan final : public attention::WorkTilePlan {
   Config config_;
 };
 
-std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) {
-  attention::require_taken("cuda_prefill_mma", prefill_mma::refusal(p));
-  return std::make_unique<Plan>(p, device, Rows::kOwnType);
+std::unique_ptr<KernelPlan> make_plan(const Kernel& kernel, const Problem& p, int32_t device, Rows rows) {
+  attention::require_taken(kernel.name, kernel.refusal(p));
+  return std::make_unique<Plan>(kernel.name, p, device, rows);
 }
-
+std::unique_ptr<KernelPlan> make_plan_of_own(const Problem& p, int32_t device) {
+  return make_plan(prefill_mma_kernel(), p, device, Rows::kOwnType);
+}
 // 16-bit queries become fp32 rows in the workspace.
 std::unique_ptr<KernelPlan> make_plan_as_fp32(const Problem& p, int32_t device) {
-  attention::require_taken("cuda_prefill_fp32_mma", prefill::refusal_as_fp32(p));
-  return std::make_unique<Plan>(p, device, p.q.dtype == ATTUNE_FLOAT32 ? Rows::kOwnType : Rows::kFp32);
+  return make_plan(prefill_fp32_mma_kernel(), p, device, p.q.dtype == ATTUNE_FLOAT32 ? Rows::kOwnType : Rows::kFp32);
+}
+std::unique_ptr<KernelPlan> make_plan_of_codes(const Problem& p, int32_t device) {
+  return make_plan(prefill_fp8_mma_kernel(), p, device, Rows::kBf16);
+}
+
+std::string refusal_of_codes(const Problem& p) {
+  if (!attention::is_fp8_attention(p)) return "q, k and v that are not all e4m3";
+  return prefill_mma::refusal(attention::after_prologue(p, nullptr, Rows::kBf16));
 }
 
 Coverage coverage() {
@@ -206,11 +216,21 @@ Coverage coverage() {
   return c;
 }
 
+// Masks and scores are those of 16-bit rows.
+Coverage coverage_of_codes() {
+  Coverage c = prefill_fp8_kernel().coverage;
+  const Coverage rows = coverage();
+  c[Axis::kMask] = rows.axes[static_cast<int>(Axis::kMask)];
+  c[Axis::kScore] = rows.axes[static_cast<int>(Axis::kScore)];
+  c.head_dim_v_max = rows.head_dim_v_max;
+  return c;
+}
+
 }  // namespace
 
 const Kernel& prefill_mma_kernel() {
   static const Kernel kernel{"cuda_prefill_mma", "attention",          ATTUNE_DEVICE_CUDA,    0,       coverage(),
-                             make_plan,          prefill_mma::refusal, prefill::has_few_rows, nullptr, nullptr,
+                             make_plan_of_own,   prefill_mma::refusal, prefill::has_few_rows, nullptr, nullptr,
                              ptx::kWgmma};
   return kernel;
 }
@@ -225,6 +245,21 @@ const Kernel& prefill_fp32_mma_kernel() {
                              make_plan_as_fp32,
                              with_wgmma.refusal,
                              with_wgmma.leaves,
+                             nullptr,
+                             nullptr,
+                             ptx::kWgmma};
+  return kernel;
+}
+
+const Kernel& prefill_fp8_mma_kernel() {
+  static const Kernel kernel{"cuda_prefill_fp8_mma",
+                             "attention",
+                             ATTUNE_DEVICE_CUDA,
+                             0,
+                             coverage_of_codes(),
+                             make_plan_of_codes,
+                             refusal_of_codes,
+                             nullptr,
                              nullptr,
                              nullptr,
                              ptx::kWgmma};

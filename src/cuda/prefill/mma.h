@@ -15,6 +15,7 @@ namespace attune::cuda {
 
 const Kernel& prefill_mma_kernel();
 const Kernel& prefill_fp32_mma_kernel();
+const Kernel& prefill_fp8_mma_kernel();  // prefill_mma.cu on rows of bf16, which codes become by a launch before
 
 namespace prefill_mma {
 
