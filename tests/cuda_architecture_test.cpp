@@ -5,6 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
+#include <string_view>
 #include <tuple>
 
 #include "cases/problem.h"
@@ -111,6 +114,28 @@ TEST(Architecture, GpusGetKernelsThatRunThere) {
   EXPECT_EQ(choose(kDense, 90), "cuda_prefill");
   EXPECT_EQ(choose(kFloats, 90), "cuda_prefill_fp32");
   EXPECT_EQ(choose(kMla, 90), "cuda_mla");
+}
+
+// So attune check --stress runs them as sm_80.
+TEST(Architecture, BatchesOfServersReachAllKernels) {
+  std::map<std::string, int> taken, with_prologue;
+  for (uint64_t i = 0; i < 400; ++i) {
+    const cases::Case spec = cases::serving_case(1, i, 200, 500);
+    if (std::string_view(cases::operation_name(spec)) != kAttention) continue;
+    cases::Problem problem(spec);
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    try {
+      const std::string name =
+          choose_kernel(p, traits_of(p, problem.host()), ATTUNE_DEVICE_CUDA, kAttention, own_target(80)).name;
+      ++taken[name];
+      if (p.prologue.append) ++with_prologue[name];
+    } catch (const Failure& e) {
+      EXPECT_EQ(e.status(), ATTUNE_UNSUPPORTED);
+    }
+  }
+  for (const char* name : {"cuda_decode", "cuda_prefill_mma", "cuda_prefill_fp32_mma", "cuda_prefill_fp8_mma"})
+    EXPECT_GT(taken[name], 10) << name;
+  for (const char* name : {"cuda_prefill_mma", "cuda_prefill_fp32_mma"}) EXPECT_GT(with_prologue[name], 0) << name;
 }
 
 // No such GPU is there.
