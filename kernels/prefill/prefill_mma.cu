@@ -204,7 +204,6 @@ extern "C" __global__ void __launch_bounds__(attune::prefill_mma::Config::kThrea
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(ptx::dynamic_shared());
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
-  const int blocks = static_cast<int>(gridDim.z);
   for_row_blocks(
       p, shared, [&](const WorkTile& work) { store_constants(p, work, shared); },
       [&] {
