@@ -165,18 +165,19 @@ void CudaProblem::make_plane(const std::string& name, int64_t head_dim, attune_t
   const std::vector<int64_t> shape = {block_pages_, nhd ? page : heads, nhd ? heads : page, head_dim};
   data = add(name, dtype, shape, deviation);
   device_data = replicate(data, page * heads * head_dim * cases::element_size(dtype));
-  if (spec_.cache.scales != ScaleMode::kNone) scale = make_scale(name + "_scale", 1 / deviation, device_scale);
+  if (spec_.cache.scales != ScaleMode::kNone)
+    scale = make_scale(name + "_scale", head_dim, 1 / deviation, device_scale);
 }
 
-attune_tensor CudaProblem::make_scale(const std::string& name, double mean, void*& device_scale) {
+attune_tensor CudaProblem::make_scale(const std::string& name, int64_t head_dim, double mean, void*& device_scale) {
   const std::vector<int64_t> shape = cases::scale_shape(spec_.cache.scales, spec_.cache.layout, block_pages_,
-                                                        spec_.cache.page_size, spec_.num_heads_kv);
+                                                        spec_.cache.page_size, spec_.num_heads_kv, head_dim);
   const attune_tensor t = arena_.add(name, ATTUNE_FLOAT32, shape);
   auto* values = static_cast<float*>(t.data);
   for (int64_t i = 0; i < cases::num_elements(t); ++i) values[i] = static_cast<float>(mean * random_.uniform(0.5, 1.5));
   if (cases::scales_by_token(spec_.cache.scales)) {
-    device_scale =
-        replicate(t, spec_.cache.page_size * spec_.num_heads_kv * cases::scale_bytes_of_row(spec_.cache.scales));
+    device_scale = replicate(
+        t, spec_.cache.page_size * spec_.num_heads_kv * cases::scale_bytes_of_row(spec_.cache.scales, head_dim));
   }
   return t;
 }

@@ -47,7 +47,7 @@ class CudaProblem {
   void make_prologue();
   void make_plane(const std::string& name, int64_t head_dim, attune_tensor& data, attune_tensor& scale,
                   void*& device_data, void*& device_scale);
-  attune_tensor make_scale(const std::string& name, double mean, void*& device_scale);
+  attune_tensor make_scale(const std::string& name, int64_t head_dim, double mean, void*& device_scale);
   // Device memory of the pool, filled with the block over and over.
   void* replicate(const attune_tensor& block, int64_t bytes_of_page);
 

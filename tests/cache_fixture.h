@@ -3,6 +3,7 @@
 // oracle decodes, and nothing else moves.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -12,25 +13,32 @@
 namespace attune::tests {
 
 struct Kind {
-  const char* name;
+  std::string name;
   attune_kv_format format;
   attune_dtype dtype;
   ScaleMode scales;
 };
-inline constexpr Kind kKinds[] = {{"f32", ATTUNE_KV_PLAIN, ATTUNE_FLOAT32, ScaleMode::kNone},
-                                  {"f16", ATTUNE_KV_PLAIN, ATTUNE_FLOAT16, ScaleMode::kNone},
-                                  {"bf16", ATTUNE_KV_PLAIN, ATTUNE_BFLOAT16, ScaleMode::kNone},
-                                  {"e4m3", ATTUNE_KV_PLAIN, ATTUNE_FLOAT8_E4M3, ScaleMode::kNone},
-                                  {"e4m3_tensor", ATTUNE_KV_PLAIN, ATTUNE_FLOAT8_E4M3, ScaleMode::kTensor},
-                                  {"e4m3_head", ATTUNE_KV_PLAIN, ATTUNE_FLOAT8_E4M3, ScaleMode::kHead},
-                                  {"e4m3_token", ATTUNE_KV_PLAIN, ATTUNE_FLOAT8_E4M3, ScaleMode::kTokenHead},
-                                  {"e5m2_tensor", ATTUNE_KV_PLAIN, ATTUNE_FLOAT8_E5M2, ScaleMode::kTensor},
-                                  {"e5m2_token", ATTUNE_KV_PLAIN, ATTUNE_FLOAT8_E5M2, ScaleMode::kTokenHead},
-                                  {"i8_tensor", ATTUNE_KV_PLAIN, ATTUNE_INT8, ScaleMode::kTensor},
-                                  {"i8_head", ATTUNE_KV_PLAIN, ATTUNE_INT8, ScaleMode::kHead},
-                                  {"i8_token", ATTUNE_KV_PLAIN, ATTUNE_INT8, ScaleMode::kTokenHead},
-                                  {"mla_656", ATTUNE_KV_MLA_656, ATTUNE_UINT8, ScaleMode::kNone},
-                                  {"mla_584", ATTUNE_KV_MLA_584, ATTUNE_UINT8, ScaleMode::kNone}};
+// Every dtype with the scales that it takes, and the packed formats.
+inline const std::vector<Kind>& kinds() {
+  static const std::vector<Kind> all = [] {
+    std::vector<Kind> made;
+    for (const attune_dtype dtype :
+         {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E5M2, ATTUNE_INT8}) {
+      for (const auto& [name, mode] : cases::scale_modes()) {
+        const std::string suffix = mode == ScaleMode::kNone ? "" : std::string("_") + name;
+        if (cases::takes_scales(dtype, mode))
+          made.push_back({cases::short_name(dtype) + suffix, ATTUNE_KV_PLAIN, dtype, mode});
+      }
+    }
+    made.push_back({"mla_656", ATTUNE_KV_MLA_656, ATTUNE_UINT8, ScaleMode::kNone});
+    made.push_back({"mla_584", ATTUNE_KV_MLA_584, ATTUNE_UINT8, ScaleMode::kNone});
+    return made;
+  }();
+  return all;
+}
+inline const Kind& kind_of(const std::string& name) {
+  return *std::find_if(kinds().begin(), kinds().end(), [&](const Kind& k) { return k.name == name; });
+}
 inline constexpr attune_kv_layout kLayouts[] = {ATTUNE_KV_NHD, ATTUNE_KV_HND, ATTUNE_KV_XPACKED};
 
 inline constexpr int64_t kPages = 5, kPageSize = 6, kSlots = kPages * kPageSize;
@@ -170,10 +178,10 @@ class CacheFixture {
 
   void add_scales(const Kind& kind, attune_kv_layout layout) {
     if (kind.scales == ScaleMode::kNone) return;
-    const std::vector<int64_t> shape = cases::scale_shape(kind.scales, layout, kPages, kPageSize, heads_);
     for (const bool is_v : {false, true}) {
       attune_tensor& t = is_v ? op_.cache.v_scale : op_.cache.k_scale;
-      t = arena_.add(is_v ? "cache.v_scale" : "cache.k_scale", ATTUNE_FLOAT32, shape);
+      t = arena_.add(is_v ? "cache.v_scale" : "cache.k_scale", ATTUNE_FLOAT32,
+                     cases::scale_shape(kind.scales, layout, kPages, kPageSize, heads_, is_v ? dim_v_ : dim_k_));
       if (cases::scales_by_token(kind.scales)) continue;  // written, not read
       cases::for_each_element(t, [&](const int64_t* index, void* element) {
         cases::encode(ATTUNE_FLOAT32, 0.03 * (1 + static_cast<double>(index[0])) * (is_v ? 1.5 : 1.0), element);
@@ -194,8 +202,7 @@ template <typename F>
 void for_each_layout(const Kind& kind, F&& f) {
   for (const attune_kv_layout layout : kLayouts) {
     for (const attune_dtype dense : {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16}) {
-      f(layout, dense,
-        std::string(kind.name) + ", layout " + std::to_string(layout) + ", dense " + cases::short_name(dense));
+      f(layout, dense, kind.name + ", layout " + std::to_string(layout) + ", dense " + cases::short_name(dense));
     }
     if (kind.format != ATTUNE_KV_PLAIN) return;
   }
@@ -262,7 +269,7 @@ inline void check_sequences(cases::Memory& memory, const Kind& kind, bool aligne
 
 inline void check_gather_by_sequence(cases::Memory& memory, bool aligned) {
   for (const attune_kv_layout layout : kLayouts) {
-    CacheFixture f(memory, kKinds[2], layout, ATTUNE_FLOAT32, kSlots, aligned);
+    CacheFixture f(memory, kind_of("bf16"), layout, ATTUNE_FLOAT32, kSlots, aligned);
     f.fill_dense();
     for (int64_t slot = 0; slot < kSlots; ++slot) f.expect_write(slot, slot);
     f.run(ATTUNE_CACHE_QUANTIZE);
@@ -281,7 +288,7 @@ inline void check_gather_by_sequence(cases::Memory& memory, bool aligned) {
 }
 
 inline void check_gather_out_of_range(cases::Memory& memory, bool aligned) {
-  CacheFixture f(memory, kKinds[2], ATTUNE_KV_NHD, ATTUNE_BFLOAT16, 4, aligned);
+  CacheFixture f(memory, kind_of("bf16"), ATTUNE_KV_NHD, ATTUNE_BFLOAT16, 4, aligned);
   f.fill_dense();
   f.op().slots = f.add_integers("slots", ATTUNE_INT64, {1, 2, 3, 4});
   for (int64_t i = 0; i < 4; ++i) f.expect_write(i, i + 1);
@@ -295,7 +302,7 @@ inline void check_gather_out_of_range(cases::Memory& memory, bool aligned) {
 }
 
 inline void check_saturation(cases::Memory& memory, bool aligned) {
-  for (const Kind& kind : {kKinds[4], kKinds[9]}) {
+  for (const Kind& kind : {kind_of("e4m3_tensor"), kind_of("i8_tensor")}) {
     CacheFixture f(memory, kind, ATTUNE_KV_NHD, ATTUNE_FLOAT32, 1, aligned);
     f.fill_dense();
     auto* k = static_cast<float*>(f.op().k.data);

@@ -7,7 +7,7 @@ namespace attune::tests {
 namespace {
 
 class CacheOperation : public testing::TestWithParam<Kind> {};
-INSTANTIATE_TEST_SUITE_P(Formats, CacheOperation, testing::ValuesIn(kKinds),
+INSTANTIATE_TEST_SUITE_P(Formats, CacheOperation, testing::ValuesIn(kinds()),
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(CacheOperation, AppendsToSlotsAndGathersThemBack) {
@@ -56,7 +56,7 @@ TEST(CacheOperations, PageBytes) {
 }
 
 TEST(CacheOperations, NameWhatIsWrong) {
-  CacheFixture f(cases::host_memory(), kKinds[11], ATTUNE_KV_NHD, ATTUNE_FLOAT32, 3);
+  CacheFixture f(cases::host_memory(), kind_of("i8_token"), ATTUNE_KV_NHD, ATTUNE_FLOAT32, 3);
   f.fill_dense();
   f.op().slots = f.add_integers("slots", ATTUNE_INT64, {0, 1, 2});
   f.run(ATTUNE_CACHE_APPEND);

@@ -33,7 +33,7 @@ class CudaOps : public testing::Test {
 // The kernels of the tests below are compiled side by side, before the first of them.
 TEST_F(CudaOps, CacheOperationsOfEveryFormat) {
   std::vector<KernelSpec> specs;
-  for (const Kind& kind : kKinds) {
+  for (const Kind& kind : kinds()) {
     for_each_layout(kind, [&](attune_kv_layout layout, attune_dtype dense, const std::string&) {
       CacheFixture f(cases::host_memory(), kind, layout, dense, 2, true);
       for (const attune_cache_op_kind direction : {ATTUNE_CACHE_QUANTIZE, ATTUNE_CACHE_DEQUANTIZE}) {
@@ -43,7 +43,7 @@ TEST_F(CudaOps, CacheOperationsOfEveryFormat) {
     });
   }
   warm(specs, kDevice);
-  for (const Kind& kind : kKinds) {
+  for (const Kind& kind : kinds()) {
     for (const bool aligned : {true, false}) {
       check_slots(*memory_, kind, aligned);
       check_whole_cache(*memory_, kind, aligned);
@@ -111,7 +111,7 @@ TEST_F(CudaOps, RefusesHostMemory) {
 // What the host decides, without a GPU.
 TEST(CudaOpsConfig, TakesVectorsWhereStridesAllow) {
   for (const bool aligned : {false, true}) {
-    CacheFixture f(cases::host_memory(), kKinds[2], ATTUNE_KV_NHD, ATTUNE_BFLOAT16, 4, aligned);
+    CacheFixture f(cases::host_memory(), kind_of("bf16"), ATTUNE_KV_NHD, ATTUNE_BFLOAT16, 4, aligned);
     f.op().kind = ATTUNE_CACHE_QUANTIZE;
     const ops::Config c = ops::choose_store(make_cache_op(f.op()));
     EXPECT_EQ(c.width, aligned ? 8 : 1);

@@ -2,9 +2,14 @@
 // The codec of every KV format and layout: bytes where the formats say, scales as the rules say, nothing else touched.
 #include "cpu/kv_rows.h"
 
+#include <algorithm>
 #include <cstring>
+#include <functional>
+#include <numeric>
 
+#include "cases/cache_rows.h"
 #include "core/dtype.h"
+#include "core/integers.h"
 #include "unit_cache.h"
 
 namespace attune::unit {
@@ -62,7 +67,7 @@ struct PlainCache {
   std::vector<float> k_scale, v_scale;
   attune_kv_cache c = empty_cache();
 
-  PlainCache(int32_t layout_, attune_dtype dtype_, KvScale::Mode mode) : layout(layout_), dtype(dtype_) {
+  PlainCache(int32_t layout_, attune_dtype dtype_, ScaleMode mode) : layout(layout_), dtype(dtype_) {
     const auto size = static_cast<size_t>(dtype_size(dtype));
     k.assign(kPages * kPageSize * kHeads * kDim * size, 0xff);
     v.assign(kPages * kPageSize * kHeads * kDimV * size, 0xff);
@@ -76,29 +81,20 @@ struct PlainCache {
     c.k = attune_dense_tensor(k.data(), dtype, static_cast<int32_t>(ks.size()), ks.data());
     c.v = attune_dense_tensor(v.data(), dtype, static_cast<int32_t>(vs.size()), vs.data());
     c.layout = layout;
-    switch (mode) {
-      case KvScale::Mode::kNone:
-        return;
-      case KvScale::Mode::kTensor:
-        k_scale = {0.25f}, v_scale = {0.5f};
-        c.k_scale = dense(k_scale, {1}), c.v_scale = dense(v_scale, {1});
-        return;
-      case KvScale::Mode::kHead:
-        k_scale = {0.25f, 0.125f}, v_scale = {0.5f, 0.0625f};
-        c.k_scale = dense(k_scale, {kHeads}), c.v_scale = dense(v_scale, {kHeads});
-        return;
-      case KvScale::Mode::kTokenHead:
-        k_scale.assign(kPages * kPageSize * kHeads, kNan), v_scale = k_scale;
-        const std::vector<int64_t> scales = layout == ATTUNE_KV_NHD ? std::vector<int64_t>{kPages, kPageSize, kHeads}
-                                                                    : std::vector<int64_t>{kPages, kHeads, kPageSize};
-        c.k_scale = dense(k_scale, scales), c.v_scale = dense(v_scale, scales);
-        return;
-    }
+    if (mode == ScaleMode::kNone) return;
+    const auto add_scales = [&](std::vector<float>& scales, int64_t dim) {
+      const std::vector<int64_t> scale_shape = cases::scale_shape(mode, layout, kPages, kPageSize, kHeads, dim);
+      const auto count = std::accumulate(scale_shape.begin(), scale_shape.end(), int64_t{1}, std::multiplies<>());
+      for (int64_t i = 0; i < count; ++i)
+        scales.push_back(cases::scales_by_token(mode) ? kNan : 0.25f / static_cast<float>(1 + i));
+      return dense(scales, scale_shape);
+    };
+    c.k_scale = add_scales(k_scale, kDim), c.v_scale = add_scales(v_scale, kDimV);
   }
 };
 
 // Writes one row, then looks at the bytes themselves: the row where the layout says, everything else as it was.
-void expect_round_trip(int32_t layout, attune_dtype dtype, KvScale::Mode mode) {
+void expect_round_trip(int32_t layout, attune_dtype dtype, ScaleMode mode) {
   SCOPED_TRACE(cat("layout ", layout, " dtype ", dtype_name(dtype), " scales ", static_cast<int>(mode)));
   PlainCache t(layout, dtype, mode);
   const KvCache c = view_of(t.c);
@@ -109,25 +105,27 @@ void expect_round_trip(int32_t layout, attune_dtype dtype, KvScale::Mode mode) {
   cpu::write_v_row(c, slot, head, v.data(), false);
   const auto check = [&](bool is_v, const std::vector<float>& x, const Bytes& bytes, const std::vector<float>& scales,
                          const std::vector<float>& read) {
+    const auto group = static_cast<size_t>(cases::channels_of_scale(mode, static_cast<int64_t>(x.size())));
+    const float largest = dtype == ATTUNE_INT8 ? 127.0f : dtype == ATTUNE_FLOAT8_E4M3 ? 448.0f : 57344.0f;
     float scale = 1.0f;
-    if (mode == KvScale::Mode::kTensor) scale = scales[0];
-    if (mode == KvScale::Mode::kHead) scale = scales[1];
-    if (mode == KvScale::Mode::kTokenHead) {
-      const size_t at = layout == ATTUNE_KV_NHD ? (2 * kPageSize + 1) * kHeads + 1 : (2 * kHeads + 1) * kPageSize + 1;
-      float amax = 0;
-      for (float e : x) amax = std::max(amax, std::fabs(e));
-      const float largest = dtype == ATTUNE_INT8 ? 127.0f : dtype == ATTUNE_FLOAT8_E4M3 ? 448.0f : 57344.0f;
-      scale = scales[at];
-      EXPECT_EQ(scale, amax / largest);
-      for (size_t i = 0; i < scales.size(); ++i) EXPECT_EQ(std::isnan(scales[i]), i != at);
-    }
     Bytes expected(bytes.size(), 0xff);
     for (size_t d = 0; d < x.size(); ++d) {
+      if (mode != ScaleMode::kNone && d % group == 0) {
+        scale = *static_cast<float*>(cases::scale_element(t.c, is_v, 2, 1, 1, static_cast<int64_t>(d)));
+        float amax = 0;
+        for (size_t i = d; i < std::min(d + group, x.size()); ++i) amax = std::max(amax, std::fabs(x[i]));
+        if (cases::scales_by_token(mode)) {
+          EXPECT_EQ(scale, amax / largest);
+        }
+      }
       store_from_float(dtype, x[d] / scale,
                        expected.data() + offset_of(layout, is_v, 2, 1, 1, static_cast<int64_t>(d)) * size);
       EXPECT_EQ(read[d], rounded(dtype, x[d] / scale) * scale);
     }
     EXPECT_EQ(bytes, expected);
+    if (!cases::scales_by_token(mode)) return;
+    const auto written = std::count_if(scales.begin(), scales.end(), [](float e) { return !std::isnan(e); });
+    EXPECT_EQ(written, ceil_div(static_cast<int64_t>(x.size()), static_cast<int64_t>(group)));
   };
   check(false, k, t.k, t.k_scale, read_k(c, slot, head));
   check(true, v, t.v, t.v_scale, read_v(c, slot, head));
@@ -135,14 +133,10 @@ void expect_round_trip(int32_t layout, attune_dtype dtype, KvScale::Mode mode) {
 
 TEST(KvRows, EveryPlainDtypeLayoutAndScale) {
   for (const int32_t layout : {ATTUNE_KV_NHD, ATTUNE_KV_HND, ATTUNE_KV_XPACKED}) {
-    for (const attune_dtype dtype : {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16}) {
-      expect_round_trip(layout, dtype, KvScale::Mode::kNone);
-    }
-    for (const attune_dtype dtype : {ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E5M2, ATTUNE_INT8}) {
-      if (dtype != ATTUNE_INT8) expect_round_trip(layout, dtype, KvScale::Mode::kNone);
-      expect_round_trip(layout, dtype, KvScale::Mode::kTensor);
-      expect_round_trip(layout, dtype, KvScale::Mode::kHead);
-      expect_round_trip(layout, dtype, KvScale::Mode::kTokenHead);
+    for (const attune_dtype dtype :
+         {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E5M2, ATTUNE_INT8}) {
+      for (const cases::NamedMode& m : cases::scale_modes())
+        if (cases::takes_scales(dtype, m.mode)) expect_round_trip(layout, dtype, m.mode);
     }
   }
 }

@@ -45,8 +45,11 @@ void expect_refused(const Problem& problem, const attune_attention& a, const std
 std::string short_of(const std::string& name) { return name.substr(name.rfind('.') + 1); }
 
 class WrongTensor : public testing::TestWithParam<cases::Case> {};
-INSTANTIATE_TEST_SUITE_P(Cases, WrongTensor, testing::ValuesIn(every_tensor_cases()),
-                         [](const auto& info) { return name_in_area(info.param); });
+INSTANTIATE_TEST_SUITE_P(Cases, WrongTensor, testing::ValuesIn(every_tensor_cases()), [](const auto& info) {
+  std::string name = name_in_area(info.param);
+  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+  return name;
+});
 
 // Calls f(tensor of a fresh copy, its name, the copy) for every tensor that is present.
 void for_each_tensor(Problem& problem,

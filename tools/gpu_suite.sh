@@ -9,7 +9,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 readonly out=${1:-build/gpu} shards=${SHARDS:-8} bench=${BENCH:-.}
-readonly sanitized='^(decode/(format|append|uneven)|prefill/(codes|floats|xpacked|mixed|chunk_format)|mla/|prologue/parts|indexer/layout)'
+readonly sanitized='^(decode/(format|scaled|append|uneven)|prefill/(codes|floats|xpacked|mixed|chunk_format)|mla/|prologue/parts|indexer/layout)'
 readonly tests=build/release/tests/attune_tests attune=build/release/cli/attune
 [[ -x $tests && -x $attune ]] || {
   echo "gpu_suite: build first: ./dev build release" >&2

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/int_table.cuh"
+#include "common/kv_codec.cuh"
 #include "common/work_tile_params.h"
 
 namespace attune::common {
@@ -35,20 +36,12 @@ __device__ __forceinline__ bool has_value(const WorkTileParams& p, int batch, in
   return p.v_page_table.data == nullptr || is_there(p, find_slot(p, batch, key, true).page);
 }
 
-// The dequantization scale of a key of K or of V. find: its slot, where a token has a scale of its own.
-template <class Find>
-__device__ __forceinline__ float scale_at(const WorkTileParams& p, const kernels::KvScale& scale, int kv_head,
-                                          const Find& find) {
-  if (scale.mode == ScaleMode::kNone) return 1.0f;
-  if (scale.mode == ScaleMode::kTensor) return scale.data[0];
-  if (scale.mode == ScaleMode::kHead) return scale.data[kv_head * scale.head_stride];
-  const Slot s = find();
-  if (!is_there(p, s.page)) return 0.0f;
-  return *scale.at(s.page, s.slot, kv_head);
-}
-__device__ __forceinline__ float scale_of(const WorkTileParams& p, const kernels::WorkTile& t, int kv_head, int key,
-                                          bool values) {
-  return scale_at(p, values ? p.v_scale : p.k_scale, kv_head, [&] { return find_slot(p, t.batch, key, values); });
+// The scale of a key of K, or of V.
+__device__ __forceinline__ RowScale scale_of(const WorkTileParams& p, const kernels::WorkTile& t, int kv_head, int key,
+                                             bool values) {
+  return row_scale(
+      values ? p.v_scale : p.k_scale, kv_head, [&] { return find_slot(p, t.batch, key, values); },
+      [&](int page) { return is_there(p, page); });
 }
 // Those of K and of V, from one look-up where both have the same page table.
 __device__ __forceinline__ float2 scales_of(const WorkTileParams& p, const kernels::WorkTile& t, int kv_head, int key) {

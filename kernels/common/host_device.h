@@ -3,11 +3,7 @@
 // compiler; no standard headers.
 #pragma once
 
-#ifdef __CUDACC__
-#define ATTUNE_SHARED_FUNCTION __host__ __device__ constexpr
-#else
-#define ATTUNE_SHARED_FUNCTION constexpr
-#endif
+#include "common/shared_function.h"
 
 namespace attune::kernels {
 

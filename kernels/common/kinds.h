@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kinds of mask, score term and scale, numbered and named once for host and device: values of the axes of the
-// host's coverage (core/kernel.h), bits of ATTUNE_MASK and ATTUNE_SCORE, and the mode of a cache's scales. Compiled by
+// The kinds of mask and score term, numbered and named once for host and device: values of the axes of the host's
+// coverage (core/kernel.h), bits of ATTUNE_MASK and ATTUNE_SCORE. Scales of a cache: common/kv_scale.h. Compiled by
 // NVRTC and by the host's compiler; no standard headers.
 #pragma once
 
@@ -37,13 +37,6 @@ enum Scores : unsigned {
 #define ATTUNE_SCORE_NAMES \
   "scale", "softcap", "ALiBi", "ALiBi sqrt", "bias table", "new-token bias", "T5 buckets", "sinks"
 
-// Bit i is ScaleMode i.
-enum KvScales : unsigned { kNoScale = 1, kPerTensor = 2, kPerHead = 4, kPerTokenHead = 8 };
-#define ATTUNE_KV_SCALE_NAMES "none", "per tensor", "per head", "per token and head"
-
 }  // namespace use
-
-// What shares a scale: x = code * scale.
-enum class ScaleMode : int { kNone, kTensor, kHead, kTokenHead };
 
 }  // namespace attune

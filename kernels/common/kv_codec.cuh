@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantisation to 8-bit caches, with the same bits as the CPU backend (docs/semantics.md, "Caches"). By element, so
-// that kernels can have any layout of rows over threads:
+// Rows of plain caches and their scales (common/kv_scale.h): the scale with which a channel is read; quantisation, with
+// the same bits as the CPU backend (docs/semantics.md, "Caches"). Quantisation is by element, so that kernels can have
+// any layout of rows over threads:
 //
 //   float scale = token_scale(dtype, amax);              // per token and head; amax: largest magnitude of the row
 //   const Divider over(scale);                           // fixed scales are used the same way
@@ -9,10 +10,46 @@
 // The packed formats of MLA: common/mla_codec.cuh.
 #pragma once
 
+#include "common/kv_plane.h"
+#include "common/kv_scale.h"
+#include "common/lanes.cuh"
 #include "common/run.cuh"
 #include "ptx/math.cuh"
 
 namespace attune::common {
+
+// --- Reading
+
+// The scale of all channels of a row. find: the page and slot of a token that has a scale of its own; 0 on a page that
+// does not exist.
+template <class Params, class Find>
+__device__ __forceinline__ float scale_at(const Params& p, const KvScale& scale, int kv_head, const Find& find) {
+  if (scale.mode == ScaleMode::kNone) return 1.0f;
+  if (scale.mode == ScaleMode::kTensor) return scale.data[0];
+  if (scale.mode == ScaleMode::kHead) return scale.data[kv_head * scale.head_stride];
+  const auto s = find();
+  if (!(s.page >= 0 && s.page < p.num_pages)) return 0.0f;
+  return *scale.at(s.page, s.slot, kv_head);
+}
+
+// The scale of a row, channel by channel: x = code * scale.at(channel).
+struct RowScale {
+  float all;
+  __device__ __forceinline__ float at(int /*channel*/) const { return all; }
+};
+// Not by scale_at: ptxas would order prefill's instructions otherwise.
+template <class Find, class IsThere>
+__device__ __forceinline__ RowScale row_scale(const KvScale& scale, int kv_head, const Find& find,
+                                              const IsThere& is_there) {
+  if (scale.mode == ScaleMode::kNone) return {1.0f};
+  if (scale.mode == ScaleMode::kTensor) return {scale.data[0]};
+  if (scale.mode == ScaleMode::kHead) return {scale.data[kv_head * scale.head_stride]};
+  const auto s = find();
+  if (!is_there(s.page)) return {0.0f};
+  return {*scale.at(s.page, s.slot, kv_head)};
+}
+
+// --- Quantisation
 
 // The larger magnitude; NaN is ignored.
 __device__ __forceinline__ float larger_magnitude(float amax, float x) { return fmaxf(amax, fabsf(x)); }
@@ -79,5 +116,82 @@ class Divider {
   }
   float scale_, reciprocal_, move_;
 };
+
+// --- Storing
+
+// The scale with which a warp stores a row; one per token and head is computed, and stored too. amax: of this lane's
+// channels.
+template <int kType>
+__device__ __forceinline__ float scale_to_store(const KvScale& scale, int page, int offset, int head,
+                                                float amax) {
+  if (scale.mode == ScaleMode::kTensor) return scale.data[0];
+  if (scale.mode == ScaleMode::kHead) return scale.data[head * scale.head_stride];
+  const float chosen = token_scale(kType, max_of_lanes(amax));
+  if (threadIdx.x % 32 == 0) *scale.at(page, offset, head) = chosen;
+  return chosen;
+}
+
+__device__ __forceinline__ char* row_to_store(const kernels::KvPlane& plane, int page, int offset, int head) {
+  return plane.data + page * plane.page_stride + offset * plane.slot_stride + head * plane.head_stride;
+}
+
+// A warp stores a row, rounded or quantised once. From registers, as vectors: this lane has channels [d, d + kVec).
+template <int kType, int kHeadDim, int kVec>
+__device__ __forceinline__ void store_vector(const kernels::KvPlane& plane, const KvScale& scale, int page,
+                                             int offset, int head, const float (&row)[kVec], int d) {
+  constexpr int kSize = element_size(kType), kWords = kVec * kSize / 4;
+  float x[kVec];
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) x[i] = row[i];
+  if (kSize == 1 && scale.mode != ScaleMode::kNone) {
+    float amax = 0;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) amax = larger_magnitude(amax, x[i]);
+    const Divider over(scale_to_store<kType>(scale, page, offset, head, amax));
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) x[i] = over(x[i]);
+  }
+  if (d >= kHeadDim) return;
+  unsigned words[kWords] = {};
+  if constexpr (kSize == 4) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) words[i] = __float_as_uint(x[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kVec && kSize < 4; i += 2) {
+    const unsigned pair = encode_pair(kType, x[i], x[i + 1]);
+    if constexpr (kSize == 2) {
+      words[i / 2] = pair;
+    } else {
+      words[i / 4] |= pair << (i % 4 * 8);
+    }
+  }
+  char* to = row_to_store(plane, page, offset, head) + d * kSize;
+  if constexpr (kWords == 1) {
+    *reinterpret_cast<unsigned*>(to) = words[0];
+  } else if constexpr (kWords == 2) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+  } else {
+    *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+// From shared memory, in a loop: slower, but little code.
+template <int kType>
+__device__ __forceinline__ void store_row(const kernels::KvPlane& plane, const KvScale& scale, int page,
+                                          int offset, int head, const float* row, int head_dim) {
+  const bool scaled = scale.mode != ScaleMode::kNone;
+  const int lane = threadIdx.x % 32;
+  float amax = 0;
+  for (int d = lane; d < head_dim; d += 32) amax = larger_magnitude(amax, row[d]);
+  const Divider over(scaled ? scale_to_store<kType>(scale, page, offset, head, amax) : 1.0f);
+  char* to = row_to_store(plane, page, offset, head);
+#pragma unroll 1
+  for (int d = lane; d < head_dim; d += 32) {
+    const float code[1] = {scaled ? over(row[d]) : row[d]};
+    const long long at = plane.contiguous ? d : plane.element(d);
+    store_run<1>(kType, encode_run<1>(kType, code), to + at * element_size(kType), 0, false);
+  }
+}
 
 }  // namespace attune::common

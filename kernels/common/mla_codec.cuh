@@ -27,7 +27,6 @@ struct MlaRow {
   static constexpr int kGroups = kNope / kGroup;
   static constexpr int kRope = kFormat == 656 ? 528 : 448;      // first byte of the bf16 part
   static constexpr int kRowBytes = kFormat == 656 ? 656 : 576;  // 584: the scales follow all rows of the page
-  static constexpr int kScaleStep = kFormat == 656 ? 4 : 1;     // bytes of one scale
   // Scales of the row at `row`, token `offset` of a page that begins at `page` and holds page_size.
   __device__ static char* scales(char* row, char* page, long long page_size, long long offset) {
     return kFormat == 656 ? row + 512 : page + page_size * 576 + offset * 8;

@@ -128,102 +128,74 @@ __device__ __forceinline__ void split_pair(float x, float y, unsigned (&parts)[k
   }
 }
 
-// K as the A operand. The ldmatrix address of this lane is computed once.
-template <int kKvType, int kComputeType, int kChunks>
-struct KeyOperand {
+// K, or V transposed, as the A operand. The ldmatrix address of this lane is computed once.
+template <bool kValues, int kKvType, int kComputeType, int kChunks>
+struct KvOperand {
   using Layout = RowLayout<kChunks>;
-  __device__ explicit KeyOperand(int lane) {
-    const int row = (lane & 7) + ((lane >> 3) & 1) * 8;
-    lane_at_ = Layout::offset(row, lane >> 4);
+
+  __device__ explicit KvOperand(int lane) {
+    constexpr bool kCrossed = kValues && element_size(kKvType) == 2;
+    const int row = (lane & 7) + (kCrossed ? lane >> 4 : (lane >> 3) & 1) * 8;
+    lane_at_ = Layout::offset(row, kCrossed ? (lane >> 3) & 1 : lane >> 4);
     first_chunk_ = Layout::offset(row, 0);
   }
-  __device__ unsigned address(unsigned tile, int chunk) const { return Layout::chunks_on(tile + lane_at_, chunk); }
 
   // Loads block j of 16 channels (16-bit elements), or blocks 2j and 2j + 1 (8-bit ones).
   __device__ __forceinline__ void load_16bit(unsigned tile, int block, unsigned (&a)[4]) const {
-    ptx::load_matrix_x4(a, address(tile, 2 * block));
+    load_x4(a, Layout::chunks_on(tile + lane_at_, 2 * block));
   }
   __device__ __forceinline__ void load_8bit(unsigned tile, int pair, unsigned (&a)[2][4]) const {
     unsigned raw[4];
-    ptx::load_matrix_x4(raw, address(tile, 2 * pair));
+    load_x4(raw, Layout::chunks_on(tile + lane_at_, 2 * pair));
     unpack(raw[0], raw[1], a[0]);
     unpack(raw[2], raw[3], a[1]);
+  }
+  // Loads the last block where the number of 8-bit blocks is odd.
+  __device__ __forceinline__ void load_8bit_last(unsigned tile, int block, unsigned (&a)[4]) const {
+    unsigned raw[2];
+    const unsigned at = Layout::chunks_on(tile + first_chunk_, block);
+    if constexpr (kValues) {
+      ptx::load_matrix_x2_transposed(raw, at);
+    } else {
+      ptx::load_matrix_x2(raw, at);
+    }
+    unpack(raw[0], raw[1], a);
   }
   // Loads a block of fp32 channels, as three bf16 parts.
   __device__ __forceinline__ static void load_bf16x3(unsigned tile, int block, unsigned (&a)[kSplitParts][4]) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // rows g, g + 8 at channels 2t..; then at channels 2t + 8..
-      const float2 x =
-          ptx::load_shared_pair(tile + Layout::offset(g + i % 2 * 8, 4 * block + i / 2 * 2 + t / 2) + t % 2 * 8);
+    for (int i = 0; i < 4; ++i) {
       unsigned parts[kSplitParts];
-      split_pair(x.x, x.y, parts);
+      if constexpr (kValues) {  // channels g, g + 8 at keys 2t..; then at keys 2t + 8..
+        const int key = 2 * t + i / 2 * 8, chunk = 4 * block + i % 2 * 2 + g / 4;
+        split_pair(ptx::load_shared(tile + Layout::offset(key, chunk) + g % 4 * 4),
+                   ptx::load_shared(tile + Layout::offset(key + 1, chunk) + g % 4 * 4), parts);
+      } else {  // rows g, g + 8 at channels 2t..; then at channels 2t + 8..
+        const float2 x =
+            ptx::load_shared_pair(tile + Layout::offset(g + i % 2 * 8, 4 * block + i / 2 * 2 + t / 2) + t % 2 * 8);
+        split_pair(x.x, x.y, parts);
+      }
 #pragma unroll
       for (int part = 0; part < kSplitParts; ++part) a[part][i] = parts[part];
     }
   }
-  // Loads the last block where the number of 8-bit blocks is odd.
-  __device__ __forceinline__ void load_8bit_last(unsigned tile, int block, unsigned (&a)[4]) const {
-    unsigned raw[2];
-    ptx::load_matrix_x2(raw, Layout::chunks_on(tile + first_chunk_, block));
-    unpack(raw[0], raw[1], a);
-  }
 
  private:
-  __device__ __forceinline__ static void unpack(unsigned keys_lo, unsigned keys_hi, unsigned (&a)[4]) {
-    quad_to_f16<kKvType>(keys_lo, a[0], a[2]);
-    quad_to_f16<kKvType>(keys_hi, a[1], a[3]);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = from_codes<kComputeType>(a[i]);
-  }
-  int lane_at_, first_chunk_;
-};
-
-// V transposed as the A operand.
-template <int kKvType, int kComputeType, int kChunks>
-struct ValueOperand {
-  using Layout = RowLayout<kChunks>;
-
-  __device__ explicit ValueOperand(int lane) {
-    const bool wide = element_size(kKvType) == 2;
-    const int row = (lane & 7) + (wide ? lane >> 4 : (lane >> 3) & 1) * 8;
-    lane_at_ = Layout::offset(row, wide ? (lane >> 3) & 1 : lane >> 4);
-    first_chunk_ = Layout::offset(row, 0);
-  }
-  __device__ unsigned address(unsigned tile, int chunk) const { return Layout::chunks_on(tile + lane_at_, chunk); }
-
-  __device__ __forceinline__ void load_16bit(unsigned tile, int block, unsigned (&a)[4]) const {
-    ptx::load_matrix_x4_transposed(a, address(tile, 2 * block));
-  }
-  __device__ __forceinline__ void load_8bit(unsigned tile, int pair, unsigned (&a)[2][4]) const {
-    unsigned raw[4];
-    ptx::load_matrix_x4_transposed(raw, address(tile, 2 * pair));
-    unpack(raw[0], raw[1], a[0]);
-    unpack(raw[2], raw[3], a[1]);
-  }
-  __device__ __forceinline__ static void load_bf16x3(unsigned tile, int block, unsigned (&a)[kSplitParts][4]) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {  // channels g, g + 8 at keys 2t..; then at keys 2t + 8..
-      const int key = 2 * t + i / 2 * 8, chunk = 4 * block + i % 2 * 2 + g / 4;
-      unsigned parts[kSplitParts];
-      split_pair(ptx::load_shared(tile + Layout::offset(key, chunk) + g % 4 * 4),
-                 ptx::load_shared(tile + Layout::offset(key + 1, chunk) + g % 4 * 4), parts);
-#pragma unroll
-      for (int part = 0; part < kSplitParts; ++part) a[part][i] = parts[part];
+  __device__ __forceinline__ static void load_x4(unsigned (&a)[4], unsigned at) {
+    if constexpr (kValues) {
+      ptx::load_matrix_x4_transposed(a, at);
+    } else {
+      ptx::load_matrix_x4(a, at);
     }
   }
-  __device__ __forceinline__ void load_8bit_last(unsigned tile, int block, unsigned (&a)[4]) const {
-    unsigned raw[2];
-    ptx::load_matrix_x2_transposed(raw, Layout::chunks_on(tile + first_chunk_, block));
-    unpack(raw[0], raw[1], a);
-  }
-
- private:
-  // Each register holds channels 2g, 2g + 1 of key 2t, then of key 2t + 1.
-  __device__ __forceinline__ static void unpack(unsigned keys_lo, unsigned keys_hi, unsigned (&a)[4]) {
-    crossed_quad_to_f16<kKvType>(keys_lo, a[0], a[1]);
-    crossed_quad_to_f16<kKvType>(keys_hi, a[2], a[3]);
+  // Of V, each register holds channels 2g, 2g + 1 of key 2t, then of key 2t + 1.
+  __device__ __forceinline__ static void unpack(unsigned lo, unsigned hi, unsigned (&a)[4]) {
+    if constexpr (kValues) {
+      crossed_quad_to_f16<kKvType>(lo, a[0], a[1]), crossed_quad_to_f16<kKvType>(hi, a[2], a[3]);
+    } else {
+      quad_to_f16<kKvType>(lo, a[0], a[2]), quad_to_f16<kKvType>(hi, a[1], a[3]);
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) a[i] = from_codes<kComputeType>(a[i]);
   }

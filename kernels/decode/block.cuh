@@ -23,7 +23,7 @@ struct Block {
   static constexpr bool kScalesValues = Config::kNewTokens && Config::kElement == 1;
   static constexpr bool kPrefetchQuery = Config::kVectors && kAccumulators <= 16;
   static constexpr bool kPrefetchToken = Config::kNewTokens && kPrefetchQuery && Config::kHeadDimQk <= 128 &&
-                                         kAccumulators <= (Config::kTokenScales ? 8 : 16);
+                                         kAccumulators <= (Config::kKeyFactors ? 8 : 16);
 
   kernels::StreamKRange* stream_k;  // SharedStorage::stream_k; in a cluster only those of warps
   Producer producer;

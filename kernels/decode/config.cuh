@@ -31,7 +31,10 @@ struct Config {
   static constexpr int kWarps = ATTUNE_WARPS, kStages = ATTUNE_STAGES, kBlocksPerSm = ATTUNE_BLOCKS_PER_SM;
   static constexpr int kLoad = ATTUNE_LOAD;
   static constexpr int kCopyBytes = ATTUNE_COPY_BYTES;  // of one cp.async
-  static constexpr bool kTokenScales = ATTUNE_TOKEN_SCALES != 0;
+  // Scales by token of a key, and as many of its value, that a stage holds; kKeyFactors: one, a factor of S, or of P.
+  static constexpr int kTokenScales = ATTUNE_TOKEN_SCALES;
+  static constexpr bool kKeyFactors = kTokenScales == 1;
+  static constexpr int kScalesOfKey = scales_of_key(kTokenScales, kHeadDimQk, kHeadDimV);
   static constexpr unsigned kScore = ATTUNE_SCORE, kMask = ATTUNE_MASK;
   static constexpr bool kNewTokens = ATTUNE_NEW_TOKENS != 0;
   static constexpr bool kPrologue = ATTUNE_PROLOGUE != 0;  // more than append
@@ -54,7 +57,7 @@ struct Config {
   using LayoutQ = common::RowLayout<kChunksQ>;
   static constexpr int kBytesK = kernels::kKeysOfWarp * LayoutK::kPitch,
                        kBytesV = kernels::kKeysOfWarp * LayoutV::kPitch;
-  static constexpr int kStageBytes = kernels::stage_bytes(kElement, kHeadDimQk, kHeadDimV, kTokenScales);
+  static constexpr int kStageBytes = kBytesK + kBytesV + 2 * 4 * kernels::kKeysOfWarp * kScalesOfKey;
   static constexpr int kMergeChannels = kernels::kMergeFloats / kRows;  // that the epilogue exchanges at a time
   static constexpr int kMergePitch = kMergeChannels + 4;
   static constexpr int kScratchFloats = kMergePitch * kRows;  // of a warp, in the exchange
@@ -67,8 +70,7 @@ struct Config {
   static_assert(kMergeChannels % 16 == 0, "the exchange moves whole blocks of channels");
   static_assert(16 * (kBlocksQk + kBlocksV) <= kScratchFloats, "a new token's key and value fit a warp's scratch");
   static_assert(kStages >= 2, "one stage loads while another is read");
-  static_assert(kBytesK + kBytesV + (kTokenScales ? 8 * kernels::kKeysOfWarp : 0) == kStageBytes,
-                "host and device agree on a stage");
+  static_assert(kStageBytes == kernels::stage_bytes(kElement, kHeadDimQk, kHeadDimV, kTokenScales), "as on the host");
   static_assert(LayoutK::kPitch == kernels::row_pitch(kChunksK), "host and device agree on a row");
 };
 

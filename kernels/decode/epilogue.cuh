@@ -41,7 +41,7 @@ struct WarpStats {
   }
   // The factor of a warp's O in the block's, without the scale of V. at: warp * kRows + row.
   __device__ __forceinline__ float rescale_of_warp(int at, float row_max_ref) const {
-    return kUndoMaxOffset * ptx::exp2_approx((Config::kTokenScales ? pv_max[at] : row_max[at]) - row_max_ref);
+    return kUndoMaxOffset * ptx::exp2_approx((Config::kKeyFactors ? pv_max[at] : row_max[at]) - row_max_ref);
   }
 };
 
@@ -83,7 +83,7 @@ __device__ __forceinline__ void store_warp_stats(const AttentionState& state, co
       if (lane >= 4) continue;
       stats.row_max[at] = state.row_max[n][e];
       stats.row_sum[at] = row_sum;
-      if constexpr (Config::kTokenScales) stats.pv_max[at] = state.pv_max[n][e];
+      if constexpr (Config::kKeyFactors) stats.pv_max[at] = state.pv_max[n][e];
     }
   }
 }

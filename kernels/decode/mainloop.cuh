@@ -33,7 +33,7 @@ class Mainloop {
     if constexpr (QueryRows::kTables) skips_keys |= any_masked(s);
 
     float v_scale[2] = {1.0f, 1.0f};
-    if constexpr (Config::kTokenScales) {
+    if constexpr (Config::kKeyFactors) {
       if (p.v_scale.mode == ScaleMode::kTokenHead) {
         v_scale[0] = read_scale(stage, kernels::kKeysOfWarp + g_);
         v_scale[1] = read_scale(stage, kernels::kKeysOfWarp + g_ + 8);
@@ -128,7 +128,7 @@ class Mainloop {
   __device__ __forceinline__ void scale(const AttentionParams& p, const Split& split, const QueryRows& rows,
                                         unsigned stage, int first_token, float (&s)[kN][4]) const {
     float key_scale[2] = {1.0f, 1.0f};
-    if constexpr (Config::kTokenScales) {
+    if constexpr (Config::kKeyFactors) {
       if (p.k_scale.mode == ScaleMode::kTokenHead) {
         key_scale[0] = read_scale(stage, g_);
         key_scale[1] = read_scale(stage, g_ + 8);
@@ -138,7 +138,7 @@ class Mainloop {
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float dot = Config::kTokenScales ? s[n][j] * key_scale[j / 2] : s[n][j];
+        const float dot = Config::kKeyFactors ? s[n][j] * key_scale[j / 2] : s[n][j];
         s[n][j] = rows.score(p, split, n, j % 2, dot * rows.factor[n][j % 2], first_token + g_ + j / 2 * 8);
       }
     }
@@ -300,8 +300,8 @@ class Mainloop {
     }
   }
 
-  common::KeyOperand<Config::kKvType, kCompute, Config::kChunksK> k_;
-  common::ValueOperand<Config::kKvType, kCompute, Config::kChunksV> v_;
+  common::KvOperand<false, Config::kKvType, kCompute, Config::kChunksK> k_;
+  common::KvOperand<true, Config::kKvType, kCompute, Config::kChunksV> v_;
   int g_, t_;
 };
 

@@ -9,12 +9,32 @@
 // 8-bit caches after it, because O lacks the scale of cached values until then.
 #pragma once
 
-#include "decode/append.cuh"
+#include "common/kv_codec.cuh"
 #include "decode/mainloop.cuh"
 #include "decode/shared_storage.cuh"
 #include "ptx/atomic.cuh"
 
 namespace attune::decode {
+
+__device__ __noinline__ void write_row(const kernels::KvPlane& plane, const KvScale& scale, int page,
+                                       int offset, int head, const float* row, int head_dim) {
+  common::store_row<Config::kKvType>(plane, scale, page, offset, head, row, head_dim);
+}
+
+// The slot for a position of a sequence. Page -1: the cache is too short.
+__device__ __forceinline__ Slot slot_of_new(const AttentionParams& p, int batch, int position) {
+  if (p.ring_capacity == 0 && position >= p.capacity) return {-1, -1, 0};
+  return find_slot(p, batch, p.ring_capacity > 0 ? position % p.ring_capacity : position);
+}
+
+// k, v: rows in shared memory, which other lanes have written too.
+__device__ __forceinline__ void append_rows(const AttentionParams& p, const Slot& slot, int head, const float* k,
+                                            const float* v) {
+  if (!slot.exists(p)) return;
+  __syncwarp();
+  write_row(p.k, p.k_scale, slot.k_page, slot.offset, head, k, Config::kHeadDimQk);
+  if (!p.v_is_k) write_row(p.v, p.v_scale, slot.v_page(p), slot.offset, head, v, Config::kHeadDimV);
+}
 
 struct NewTokens {
   static constexpr int kN = Config::kRowTiles;
@@ -82,11 +102,12 @@ struct NewTokens {
   __device__ __forceinline__ void append(const AttentionParams& p, const Input& input, int head) const {
     if (!input.slot.exists(p)) return;
     if constexpr (kVectors) {
-      write_vector<Config::kHeadDimQk>(p.k, p.k_scale, input.slot.k_page, input.slot.offset, head, input.key,
-                                       input.k.first_channel());
+      common::store_vector<Config::kKvType, Config::kHeadDimQk>(p.k, p.k_scale, input.slot.k_page, input.slot.offset,
+                                                                head, input.key, input.k.first_channel());
       if (!p.v_is_k)
-        write_vector<Config::kHeadDimV>(p.v, p.v_scale, input.slot.v_page(p), input.slot.offset, head, input.value,
-                                        input.v.first_channel());
+        common::store_vector<Config::kKvType, Config::kHeadDimV>(p.v, p.v_scale, input.slot.v_page(p),
+                                                                 input.slot.offset, head, input.value,
+                                                                 input.v.first_channel());
     } else {
       append_rows(p, input.slot, head, scratch, scratch + kPaddedDimQk);
     }
@@ -130,7 +151,7 @@ struct NewTokens {
         state.row_max[n][e] = row_max;
         state.row_sum[n][e] = state.row_sum[n][e] * rescale + (g == 0 ? probability : 0.0f);
         o_rescale[n][e] = rescale, p_for_o[n][e] = probability;
-        if constexpr (Config::kTokenScales) {
+        if constexpr (Config::kKeyFactors) {
           const float pv_max = fmaxf(state.pv_max[n][e], s), pv_max_ref = finite_row_max(pv_max);
           o_rescale[n][e] = ptx::exp2_approx(state.pv_max[n][e] - pv_max_ref);
           p_for_o[n][e] = ptx::exp2_approx(s - (pv_max_ref - kMaxOffset));

@@ -63,7 +63,7 @@ struct Producer {
       table = p.page_table.data + batch * p.page_table.row_stride;
       v_table = p.v_page_table.data + batch * p.v_page_table.row_stride;
     }
-    if constexpr (Config::kTokenScales) start_scales(p, s.split.head);
+    if constexpr (Config::kTokenScales != 0) start_scales(p, s.split.head);
     look_up_slot(p);
   }
 
@@ -146,7 +146,7 @@ struct Producer {
     const unsigned to = ring + stage * Config::kStageBytes;
     copy_plane<Config::kHeadDimQk, Config::LayoutK>(p.k, k, slot.k_page, to, valid);
     copy_plane<Config::kHeadDimV, Config::LayoutV>(p.v, v, slot.v_page(p), to + Config::kBytesK, valid);
-    if constexpr (Config::kTokenScales) copy_scales(p, to + Config::kBytesK + Config::kBytesV, valid);
+    if constexpr (Config::kTokenScales != 0) copy_scales(p, to + Config::kBytesK + Config::kBytesV, valid);
   }
 
   // An unsigned count multiplies a stride in two instructions, a signed one in four.
@@ -171,7 +171,7 @@ struct Producer {
   // Token scales of all heads share a sector, of which each head's blocks read 4 bytes. The sector stays in L2 until
   // the slowest block has read it, because K and V, which are read once, are evicted first.
   __device__ __forceinline__ static void copy_bytes(unsigned to, const char* from, unsigned valid) {
-    if constexpr (Config::kTokenScales) {
+    if constexpr (Config::kTokenScales != 0) {
       ptx::copy_async<Config::kCopyBytes>(to, from, valid, ptx::evict_first_policy());
     } else {
       ptx::copy_async<Config::kCopyBytes>(to, from, valid);
@@ -251,18 +251,22 @@ struct Producer {
     }
   }
 
-  // Copies the scales of the 16 keys, then those of the 16 values.
+  // Copies the scales of the 16 keys beside those of the 16 values: the first of each, then the second.
   __device__ __forceinline__ void copy_scales(const AttentionParams& p, unsigned to, unsigned valid) const {
     const int key = lane % kernels::kKeysOfWarp;
     const int page = lane < kernels::kKeysOfWarp ? slot.k_page : slot.v_page(p);
     const bool is_valid = (valid == kAllKeys || (valid >> key & 1) != 0) && has_scales;
-    ptx::copy_async<4>(to + lane * 4,
-                       scales + stride_times(page, scale_page_stride) + stride_times(slot.offset, scale_slot_stride),
-                       is_valid ? 4 : 0);
+    const char* from = scales + stride_times(page, scale_page_stride) + stride_times(slot.offset, scale_slot_stride);
+#pragma unroll
+    for (int i = 0; i < Config::kScalesOfKey; ++i) {
+      const int head_dim = lane < kernels::kKeysOfWarp ? Config::kHeadDimQk : Config::kHeadDimV;
+      const bool is_there = i < scales_of_key(Config::kTokenScales, head_dim, head_dim);
+      ptx::copy_async<4>(to + (32 * i + lane) * 4, from + 4 * i, is_valid && is_there ? 4 : 0);
+    }
   }
   __device__ __forceinline__ void start_scales(const AttentionParams& p, int head) {
-    const kernels::KvScale& scale = lane < kernels::kKeysOfWarp ? p.k_scale : p.v_scale;
-    has_scales = scale.mode == ScaleMode::kTokenHead;
+    const KvScale& scale = lane < kernels::kKeysOfWarp ? p.k_scale : p.v_scale;
+    has_scales = scale.by_token();
     scale_page_stride = scale.page_stride * 4, scale_slot_stride = scale.slot_stride * 4;
     scales = reinterpret_cast<const char*>(scale.data + head * scale.head_stride);
     if (Config::kLoad == kLoadTiles) scales += lane % kernels::kKeysOfWarp * scale_slot_stride;

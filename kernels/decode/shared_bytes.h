@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/host_device.h"
+#include "common/kv_scale.h"
 #include "scheduler/stream_k_params.h"
 
 namespace attune::kernels {
@@ -14,14 +15,14 @@ ATTUNE_SHARED_FUNCTION int row_pitch(int chunks) {
   return 16 * (chunks >= 2 && (chunks & (chunks - 1)) == 0 ? chunks : chunks | 1);
 }
 // Bytes of a stage of one warp.
-ATTUNE_SHARED_FUNCTION int stage_bytes(int element_size, int head_dim_qk, int head_dim_v, bool token_scales) {
+ATTUNE_SHARED_FUNCTION int stage_bytes(int element_size, int head_dim_qk, int head_dim_v, int token_scales) {
   return kKeysOfWarp *
-             (row_pitch(row_chunks(element_size, head_dim_qk)) + row_pitch(row_chunks(element_size, head_dim_v))) +
-         (token_scales ? 2 * kKeysOfWarp * 4 : 0);
+         (row_pitch(row_chunks(element_size, head_dim_qk)) + row_pitch(row_chunks(element_size, head_dim_v)) +
+          2 * 4 * scales_of_key(token_scales, head_dim_qk, head_dim_v));
 }
 // sizeof(decode::SharedStorage), which asserts it.
 ATTUNE_SHARED_FUNCTION int decode_shared_bytes(int warps, int num_stages, int element_size, int head_dim_qk,
-                                               int head_dim_v, int row_tiles, int parts, bool token_scales) {
+                                               int head_dim_v, int row_tiles, int parts, int token_scales) {
   const int rows = 8 * row_tiles;
   const int stages = warps * num_stages * stage_bytes(element_size, head_dim_qk, head_dim_v, token_scales);
   const int queries = parts * rows * row_pitch(row_chunks(2, head_dim_qk));

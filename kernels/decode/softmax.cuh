@@ -24,7 +24,7 @@ struct AttentionState {
 
   float o[Config::kBlocksV][kN][4];                // [channel][row], relative to row_max (token scales: pv_max)
   float row_max[kN][2], row_sum[kN][2];            // row_sum: of this thread's keys only
-  float pv_max[Config::kTokenScales ? kN : 1][2];  // at least the max of score + log2 |v_scale|
+  float pv_max[Config::kKeyFactors ? kN : 1][2];  // at least the max of score + log2 |v_scale|
   unsigned v_scale_exponent;                       // biased; of a power of two above all v_scale so far
 
   // initial_sum: NaN poisons all rows (common/stamp.cuh).
@@ -43,7 +43,7 @@ struct AttentionState {
       for (int e = 0; e < 2; ++e) {
         row_max[n][e] = -ptx::infinity();
         row_sum[n][e] = initial_sum;
-        if constexpr (Config::kTokenScales) pv_max[n][e] = -ptx::infinity(), v_scale_exponent = 1;
+        if constexpr (Config::kKeyFactors) pv_max[n][e] = -ptx::infinity(), v_scale_exponent = 1;
       }
     }
   }
@@ -71,7 +71,7 @@ class Softmax {
     float o_rescale[kN][2];
     bool rescales = false;
     VScaleUnit unit = {};
-    const bool one_unit = Config::kTokenScales && find_v_scale_unit(v_scale, unit, state);
+    const bool one_unit = Config::kKeyFactors && find_v_scale_unit(v_scale, unit, state);
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
@@ -80,7 +80,7 @@ class Softmax {
         const float row_max_ref = finite_row_max(row_max);
         const float rescale = ptx::exp2_approx(state.row_max[n][e] - row_max_ref);
         state.row_max[n][e] = row_max;
-        if constexpr (Config::kTokenScales) {
+        if constexpr (Config::kKeyFactors) {
           o_rescale[n][e] = one_unit ? scaled_p_in_unit(s[n][e], s[n][2 + e], unit, rescale, row_max_ref, n, e, state)
                                      : scaled_p(s[n][e], s[n][2 + e], v_scale, rescale, row_max_ref, n, e, state);
         } else {
@@ -105,7 +105,7 @@ class Softmax {
           const float low = common::low_half<kCompute>(rounded), high = common::high_half<kCompute>(rounded);
           rest[2 * half] -= low;
           rest[2 * half + 1] -= high;
-          if constexpr (!Config::kTokenScales) {
+          if constexpr (!Config::kKeyFactors) {
             state.row_sum[n][0] += low;
             state.row_sum[n][1] += high;
           }

@@ -77,7 +77,7 @@ __device__ __forceinline__ void release_stage(unsigned empty) {
 
 // Called by all consumer threads before their first work tile.
 __device__ __forceinline__ void check_stamp(const WorkTileParams& p, const Smem& smem) {
-  common::check_stamp(p, math_thread(), Config::kConsumerThreads, smem.check(),
+  common::check_stamp(p, consumer_thread(), Config::kConsumerThreads, smem.check(),
                       [] { ptx::named_barrier_sync(kConsumerBarrier, Config::kConsumerThreads); });
 }
 

@@ -76,9 +76,10 @@ struct Config {
   // multiplies the scores (K) and O (V), and P is fp16. Scales per token multiply scores and P; such a P would overflow
   // fp16, so P and V are bf16. With fp16 queries each such P is the sum of two bf16 numbers, as fp16 outputs show more
   // bits than one has.
-  static constexpr bool kTokenScales = kQuantized && ATTUNE_TOKEN_SCALES != 0;
-  static constexpr bool kFp16P = kQuantized && !kTokenScales;
-  static constexpr int kPParts = kTokenScales && kType == common::kFloat16 ? 2 : 1;
+  static constexpr int kTokenScales = kQuantized ? ATTUNE_TOKEN_SCALES : 0;
+  static constexpr bool kKeyFactors = kTokenScales == 1;  // one scale a key, a factor of S, or of P
+  static constexpr bool kFp16P = kQuantized && kTokenScales == 0;
+  static constexpr int kPParts = kTokenScales != 0 && kType == common::kFloat16 ? 2 : 1;
   // K and V have a producer warp each, where the register budget allows.
   static constexpr bool kTwoProducerWarps =
       !kQuantized && !kGathers && !kFp32 && kHeadDimV <= 128 && !(kCached && kScore != 0);
@@ -131,9 +132,9 @@ struct Config {
   static constexpr ptx::Type kQkMmaType =
       kType == common::kBFloat16 && !(kQuantized && kQuantizedTile) ? ptx::Type::kBf16 : ptx::Type::kF16;
   template <bool kQuantizedTile>
-  static constexpr ptx::Type kPvMmaType = (kQuantized && kQuantizedTile ? kTokenScales : kType == common::kBFloat16)
-                                              ? ptx::Type::kBf16
-                                              : ptx::Type::kF16;
+  static constexpr ptx::Type kPvMmaType =
+      (kQuantized && kQuantizedTile ? kTokenScales != 0 : kType == common::kBFloat16) ? ptx::Type::kBf16
+                                                                                      : ptx::Type::kF16;
   // Output rows pass through the shared memory of q, which is no longer needed, for stores of 16 bytes.
   static constexpr bool kStoreOutThroughQ =
       kOverlapNextQK && kBlocksV <= kBlocksQk && (kOutType == common::kBFloat16 || kOutType == common::kFloat16);
@@ -163,10 +164,10 @@ struct Config {
 using Tiles = KeyTiles<Config::kKeys, Config::kCached>;
 
 // The number of this consumer thread.
-__device__ __forceinline__ int math_thread() { return static_cast<int>(threadIdx.x) - 128; }
+__device__ __forceinline__ int consumer_thread() { return static_cast<int>(threadIdx.x) - 128; }
 // The first of this thread's two packed rows of the block. The other is row + 8.
 __device__ __forceinline__ int row_of_thread() {
-  return math_thread() / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+  return consumer_thread() / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }
 
 // Named barriers. Those that end in s: the first of three, one a consumer group.

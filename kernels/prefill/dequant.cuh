@@ -37,10 +37,10 @@ class Dequantizer {
   __device__ __forceinline__ void dequant_tiles(const WorkTile& work, int kv_head) {
     const Tiles tiles(work.num_cached, work.first_key, work.end_key);
     KeyScales scales, next;
-    if (Config::kTokenScales) next = load_scales(work, kv_head, tile_at(work, tiles, work.tile_end - 1));
+    if (Config::kTokenScales != 0) next = load_scales(work, kv_head, tile_at(work, tiles, work.tile_end - 1));
 #pragma unroll 1
     for (int i = work.tile_end - 1; i >= work.tile_begin; --i) {
-      if (Config::kTokenScales) {
+      if (Config::kTokenScales != 0) {
         scales = next;
         if (i > work.tile_begin) next = load_scales(work, kv_head, tile_at(work, tiles, i - 1));
       }
@@ -87,7 +87,7 @@ class Dequantizer {
     // The producer copies raw tiles after all earlier dense tiles have stages, so k_empty never lags by two phases.
     ptx::wait_phase(smem_.raw_full(raw.stage), raw.phase);
     ptx::wait_phase(smem_.k_empty(pipe.stage), pipe.phase ^ 1);
-    if (Config::kTokenScales) store_scales(scales, pipe.stage);
+    if (Config::kTokenScales != 0) store_scales(scales, pipe.stage);
     // racecheck reports this beside Softmax::mask_edge(): it does not model a thread that arrives for its whole warp.
     if (thread_ < static_cast<int>(sizeof(TileMask) / 4)) {
       ptx::store_shared_u32(smem_.mask(pipe.stage) + 4 * thread_,
@@ -109,7 +109,7 @@ class Dequantizer {
     raw_pipe_.next<Config::kRawStages>();
     ptx::wait_phase(smem_.raw_full(raw.stage), raw.phase);
     ptx::wait_phase(smem_.v_empty(pipe.stage), pipe.phase ^ 1);
-    constexpr int kTo = Config::kTokenScales ? common::kBFloat16 : common::kFloat16;
+    constexpr int kTo = Config::kTokenScales != 0 ? common::kBFloat16 : common::kFloat16;
     const unsigned from = smem_.raw(raw.stage), to = smem_.v(pipe.stage);
     const int low = tile.low - tile.start, high = tile.high - tile.start;
     if constexpr (Config::kXpacked) {

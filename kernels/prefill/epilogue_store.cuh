@@ -236,13 +236,13 @@ __device__ __forceinline__ void combine_row(const WorkTileParams& p, const WorkT
 // Called by all consumer threads. Which block combines differs between runs; the bits do not.
 __device__ __forceinline__ void combine_last(const WorkTileParams& p, const WorkTile& t, int head_tile, int& is_last) {
   ptx::named_barrier_sync(kConsumerBarrier, Config::kConsumerThreads);
-  if (math_thread() == 0) {  // racecheck has reported is_last: two named-barrier syncs order it
+  if (consumer_thread() == 0) {  // racecheck has reported is_last: two named-barrier syncs order it
     const unsigned last = static_cast<unsigned>(t.num_splits - 1);
     is_last = ptx::count_arrival(p.splits_done + t.split_tile * p.num_head_tiles + head_tile, last) == last ? 1 : 0;
   }
   ptx::named_barrier_sync(kConsumerBarrier, Config::kConsumerThreads);
   if (is_last == 0) return;
-  for (int row = math_thread() / 32; row < t.num_tokens * p.heads_of_tile; row += Config::kConsumerWarps)
+  for (int row = consumer_thread() / 32; row < t.num_tokens * p.heads_of_tile; row += Config::kConsumerWarps)
     combine_row(p, t, head_tile, row);
 }
 

@@ -67,7 +67,9 @@ class Mainloop : Softmax {
   }
 
   // This warp's rows of the work tile's q, before the one that was issued last. Outputs may be staged there.
-  __device__ __forceinline__ unsigned old_q() const { return smem_.q(q_pipe_.stage) + math_thread() / 32 * 16 * 128; }
+  __device__ __forceinline__ unsigned old_q() const {
+    return smem_.q(q_pipe_.stage) + consumer_thread() / 32 * 16 * 128;
+  }
   __device__ __forceinline__ void release_old_q() const {
     if (threadIdx.x % 32 == 0) ptx::arrive(smem_.q_empty(q_pipe_.stage));
   }
@@ -94,7 +96,7 @@ class Mainloop : Softmax {
     float v_scale = 1.0f, first_row_max[2] = {-ptx::infinity(), -ptx::infinity()};  // row_max of the dense tiles
     if constexpr (!kTwoForms) {
       const int begin = work.tile_begin, end = work.tile_end;
-      if (Config::kFp16P) v_scale = scale_of(p_, work, kv_head, 0, true);
+      if (Config::kFp16P) v_scale = scale_of(p_, work, kv_head, 0, true).all;
       run_tiles<kSingleForm, true>(work, rows, tiles, begin, end, 0, s, a, overlap);
     } else {
       const int begin = work.tile_begin, end = work.tile_end, middle = max(begin, min(tiles.num_cached_tiles, end));
@@ -103,7 +105,7 @@ class Mainloop : Softmax {
         run_tiles<false, true>(work, rows, tiles, middle, end, 0, s, a, overlap);
       }
       if (begin < middle) {
-        if (Config::kFp16P) v_scale = scale_of(p_, work, kv_head, 0, true);
+        if (Config::kFp16P) v_scale = scale_of(p_, work, kv_head, 0, true).all;
         if constexpr (Config::kQuantized) {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
@@ -231,7 +233,7 @@ class Mainloop : Softmax {
           find_limits(a, limit);
           // The loop condition must be warp-uniform, else each group of exponentials costs 40 clocks more.
           const TileSpan full = {__shfl_sync(0xffffffffu, whole.begin, 0), __shfl_sync(0xffffffffu, whole.end, 0)};
-          if (math_thread() % 128 == 0) ptx::store_shared_two(smem_.over_cap(group_, 0), 0, 0);
+          if (consumer_thread() % 128 == 0) ptx::store_shared_two(smem_.over_cap(group_, 0), 0, 0);
           if (may_run_small && full.has(i) && !any_of_group(limit[0] < 0 || limit[1] < 0)) {
             i = run_softcap_small<kCacheForm>(max(begin, full.begin), i, begin, last_use, limit, accumulate, redo,
                                               holds_barrier, p_regs, s, a);
@@ -331,7 +333,7 @@ class Mainloop : Softmax {
 
   // Converts q to fp16, which changes the scale of the scores.
   __device__ __forceinline__ void convert_q_to_fp16(const WorkTile& work, int kv_head) {
-    const float k_scale = Config::kFp16P ? scale_of(p_, work, kv_head, 0, false) : 1.0f;
+    const float k_scale = Config::kFp16P ? scale_of(p_, work, kv_head, 0, false).all : 1.0f;
     Fp16Queries::convert(smem_, group_, k_scale, factor_);
     if constexpr (Rows::kPlain) {
 #pragma unroll

@@ -2,6 +2,7 @@
 // Four channels of a row of any element type, layout and strides, to fp32.
 #pragma once
 
+#include "common/kv_codec.cuh"
 #include "common/run.cuh"
 #include "prefill/strided.cuh"
 
@@ -10,7 +11,7 @@ namespace attune::prefill {
 // data null: an invalid or invisible row, read as zeros.
 struct PieceRow {
   const char* data;
-  float scale;
+  common::RowScale scale;
 };
 struct Piece {
   unsigned words[4];  // the elements, in order from the low bits
@@ -21,7 +22,7 @@ struct Piece {
 template <int kType, int kHeadDim, bool kVec4>
 __device__ __forceinline__ Piece load_piece(const PieceRow& row, const Strided& place, int channel) {
   constexpr int kSize = common::element_size(kType);
-  Piece piece{{0, 0, 0, 0}, row.scale};
+  Piece piece{{0, 0, 0, 0}, row.scale.at(channel)};
   if constexpr (!kVec4) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {

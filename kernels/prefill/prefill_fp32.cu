@@ -25,7 +25,7 @@ namespace attune::prefill {
 
 __device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& smem) {
   check_stamp(p, smem);
-  MainloopFp32 mainloop(p, smem, math_thread() / 128);
+  MainloopFp32 mainloop(p, smem, consumer_thread() / 128);
   PipelineState slot;
   while (has_work(smem, slot)) {
     Accumulators a;

@@ -23,12 +23,17 @@ ATTUNE_SHARED_FUNCTION int prefill_edge_barriers(int cluster, int value_stages) 
 }
 ATTUNE_SHARED_FUNCTION int prefill_tile_idx_slots(int cluster) { return cluster > 1 ? 8 : 0; }
 
+// Scales of a key, or of its value, that a tile has room for.
+ATTUNE_SHARED_FUNCTION int tile_scales(int token_scales, int head_dim_qk, int head_dim_v) {
+  return token_scales > 0 ? scales_of_key(token_scales, head_dim_qk, head_dim_v) : 1;
+}
+
 // sizeof(prefill::SharedStorage), which asserts it. raw_stages: of 8-bit tiles; 0 where there are none. element_size:
 // of q. With fp8 only V passes through raw stages and has a line of 128 keys a channel. fp32 numbers are three bf16
 // (bf16x3).
-ATTUNE_SHARED_FUNCTION int prefill_shared_bytes(int rows, int keys, int stages, int raw_stages, int head_dim_qk,
-                                                int head_dim_v, int element_size, int query_stages = 1,
-                                                int cluster = 1) {
+ATTUNE_SHARED_FUNCTION int prefill_shared_bytes(int rows, int keys, int stages, int raw_stages, int token_scales,
+                                                int head_dim_qk, int head_dim_v, int element_size,
+                                                int query_stages = 1, int cluster = 1) {
   const bool fp8 = element_size == 1;
   const int bf16_parts = element_size == 4 ? 3 : 1, line = fp8 ? 128 : 64;
   const int blocks_qk = (head_dim_qk + line - 1) / line * bf16_parts,
@@ -40,7 +45,8 @@ ATTUNE_SHARED_FUNCTION int prefill_shared_bytes(int rows, int keys, int stages, 
   const int barriers =
       align_up((4 * stages + 2 * raw_stages + 2 * kWorkSlots + edges + 2 * query_stages + ring) * 8, 16);
   const int masks = (stages + raw_stages) * align_up(4 + keys / 8, 16), over_cap = 16;
-  const int limits = fp8 ? rows * 2 * 16 : 0, scales = !fp8 && raw_stages > 0 ? stages * 2 * keys * 4 : 0;
+  const int limits = fp8 ? rows * 2 * 16 : 0, of_key = 2 * 4 * tile_scales(token_scales, head_dim_qk, head_dim_v);
+  const int scales = !fp8 && raw_stages > 0 ? stages * keys * of_key : 0;
   const int slots = kWorkSlots * static_cast<int>(sizeof(WorkSlot)), is_last = align_up(8 + ring * 4, 16);
   return align_up(q + k + v + raw + barriers + masks + over_cap + limits + scales + slots + is_last, 1024);
 }

@@ -110,10 +110,10 @@ class Fp32Producer {
   __device__ __forceinline__ void load_q(const WorkTile& work, int head_tile) {
     const auto find = [&](int row) -> Row {
       const int local = row / p_.heads_of_tile, head = head_tile * p_.heads_of_tile + row - local * p_.heads_of_tile;
-      if (local >= work.num_tokens) return {nullptr, 1.0f};
+      if (local >= work.num_tokens) return {nullptr, {1.0f}};
       return {p_.q + 4 * common::row_offset(p_, work.batch, work.q_begin, work.token_begin + local, head,
                                             p_.q_batch_stride, p_.q_row_stride, p_.q_head_stride),
-              1.0f};
+              {1.0f}};
     };
     store_bf16x3<common::kFloat32, Config::kHeadDimQk, Config::kRows>(find, {0, 0, p_.q_dim_stride}, vec4_.q, smem_.q(),
                                                                       smem_.q_empty(), q_phase_ ^ 1);
@@ -145,11 +145,11 @@ class Fp32Producer {
       const kernels::KvPlane& plane = kValues ? p_.v : p_.k;
       const auto find = [&](int row) -> Row {
         const int key = tile.start + row;
-        if (key < tile.low || key >= tile.high) return {nullptr, 1.0f};
+        if (key < tile.low || key >= tile.high) return {nullptr, {1.0f}};
         const Slot s = find_slot(p_, work.batch, key, kValues);
-        if (!is_there(p_, s.page)) return {nullptr, 1.0f};
+        if (!is_there(p_, s.page)) return {nullptr, {1.0f}};
         return {plane.data + s.page * plane.page_stride + s.slot * plane.slot_stride + kv_head * plane.head_stride,
-                Config::kCacheTypeDiffers ? scale_of(p_, work, kv_head, key, kValues) : 1.0f};
+                Config::kCacheTypeDiffers ? scale_of(p_, work, kv_head, key, kValues) : common::RowScale{1.0f}};
       };
       store_bf16x3<Config::kCacheType, kHeadDim, Config::kKeys>(
           find, Strided::of(plane), kValues ? vec4_.cached_v : vec4_.cached_k, to, empty, phase,
@@ -161,7 +161,7 @@ class Fp32Producer {
           rows.data + 4 * (work.batch * rows.batch_stride + before * rows.row_stride + kv_head * rows.head_stride);
       const int low = tile.low - tile.start, high = tile.high - tile.start;
       const auto find = [&](int row) -> Row {
-        return {low <= row && row < high ? first + 4 * row * rows.row_stride : nullptr, 1.0f};
+        return {low <= row && row < high ? first + 4 * row * rows.row_stride : nullptr, {1.0f}};
       };
       store_bf16x3<common::kFloat32, kHeadDim, Config::kKeys>(find, Strided::of(rows),
                                                             kValues ? vec4_.dense_v : vec4_.dense_k, to, empty, phase);

@@ -49,9 +49,9 @@ class NonfiniteRows {
   struct KeyRow {
     const char* data;
     int dtype;
-    float scale;
+    common::RowScale scale;
     __device__ __forceinline__ float at(int channel) const {
-      return common::load_element(dtype, data, channel) * scale;
+      return common::load_element(dtype, data, channel) * scale.at(channel);
     }
   };
   __device__ __forceinline__ static KeyRow row_at(const WorkTileParams& p, const WorkTile& t, int key, int head,
@@ -61,13 +61,13 @@ class NonfiniteRows {
       return {rows.data + (t.batch * rows.batch_stride + (t.kv_row + key - t.num_cached) * rows.row_stride +
                            head * rows.head_stride) *
                               common::element_size(Config::kType),
-              Config::kType, code_scale(p, values)};
+              Config::kType, {code_scale(p, values)}};
     }
     const kernels::KvPlane& plane = values ? p.v : p.k;
     const Slot s = find_slot(p, t.batch, key, values);
-    if (!is_there(p, s.page)) return {nullptr, Config::kCacheType, 0.0f};
+    if (!is_there(p, s.page)) return {nullptr, Config::kCacheType, {0.0f}};
     return {plane.data + s.page * plane.page_stride + s.slot * plane.slot_stride + head * plane.head_stride,
-            Config::kCacheType, Config::kCacheTypeDiffers ? scale_of(p, t, head, key, values) : 1.0f};
+            Config::kCacheType, Config::kCacheTypeDiffers ? scale_of(p, t, head, key, values) : common::RowScale{1.0f}};
   }
 
   __device__ __forceinline__ static float element(const WorkTileParams& p, const WorkTile& t, int key, bool values,
@@ -75,7 +75,7 @@ class NonfiniteRows {
     if constexpr (Config::kFp32 || Config::kXpacked) {
       const bool cached = Config::kCached && key < t.num_cached;
       const Strided place = cached ? Strided::of(values ? p.v : p.k) : Strided::of(values ? p.new_v : p.new_k);
-      return common::load_element(row.dtype, row.data, place.offset(channel)) * row.scale;
+      return common::load_element(row.dtype, row.data, place.offset(channel)) * row.scale.at(channel);
     } else {
       return row.at(channel);
     }
@@ -110,7 +110,7 @@ class NonfiniteRows {
       for (int begin = tile.low; begin < tile.high; begin += 32) {
         const int key = begin + lane;
         const bool visible = key < tile.high && sees(p, rows, terms, position, first, end, key);
-        KeyRow k{nullptr, Config::kType, 0.0f};
+        KeyRow k{nullptr, Config::kType, {0.0f}};
         if (visible) k = row_at(p, t, key, kv_head, false);
         if (Config::kCached && visible && key < t.num_cached && !has_value(p, t.batch, key)) k.data = nullptr;
         float s = -ptx::infinity();

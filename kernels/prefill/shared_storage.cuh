@@ -33,9 +33,10 @@ struct alignas(16) TileMask {
   unsigned keys[Config::kKeys / 32];
 };
 
-// Per-token scales of K and V, for one stage of K.
+// Scales by token of K and V, for one stage of K.
 struct TileScales {
-  float keys[Config::kKeys], values[Config::kKeys];
+  static constexpr int kOfKey = kernels::tile_scales(Config::kTokenScales, Config::kHeadDimQk, Config::kHeadDimV);
+  float keys[kOfKey][Config::kKeys], values[kOfKey][Config::kKeys];
 };
 
 struct SharedStorage {
@@ -57,9 +58,10 @@ struct SharedStorage {
 };
 
 static_assert(sizeof(SharedStorage) == kernels::prefill_shared_bytes(Config::kRows, Config::kKeys, Config::kStages,
-                                                                     Config::kRawStages, Config::kHeadDimQk,
-                                                                     Config::kHeadDimV, Config::kElementSize,
-                                                                     Config::kQueryStages, Config::kCluster),
+                                                                     Config::kRawStages, Config::kTokenScales,
+                                                                     Config::kHeadDimQk, Config::kHeadDimV,
+                                                                     Config::kElementSize, Config::kQueryStages,
+                                                                     Config::kCluster),
               "the host asks for another size");
 static_assert(sizeof(SharedStorage) <= kernels::kMostSharedBytes, "more shared memory than a block can have");
 
@@ -124,11 +126,11 @@ struct Smem : common::SharedView<SharedStorage> {
   }
   // A slot of this consumer thread for values that do not fit its registers.
   __device__ __forceinline__ unsigned limits() const {
-    return ATTUNE_SHARED_AT(SharedStorage, limits) + static_cast<int>(sizeof(uint4)) * math_thread();
+    return ATTUNE_SHARED_AT(SharedStorage, limits) + static_cast<int>(sizeof(uint4)) * consumer_thread();
   }
   __device__ __forceinline__ float* scales(int stage, bool values) const {
     TileScales& x = value_at<TileScales>(ATTUNE_OFFSET_OF(SharedStorage, scales), stage);
-    return values ? x.values : x.keys;
+    return values ? x.values[0] : x.keys[0];
   }
 };
 

@@ -51,7 +51,7 @@ class Softmax {
                                                  const Rows::VisibleKeys* visible_keys = nullptr, const Last& last = {},
                                                  const OverlapLast& overlap_last = {}) {
     // Such tiles are always cached. The branch keeps ptxas from loading all scales early, which spills; likewise below.
-    if (kCacheForm && Config::kTokenScales && tiles.is_cached(i))
+    if (kCacheForm && Config::kKeyFactors && tiles.is_cached(i))
       scale_columns(smem_.scales(k_pipe_.stage, false), s);
     if constexpr (kCacheForm && Config::kQuantized && !Rows::kPlain) scale_rows(factor_, s);
     const int start = tiles.start(i);
@@ -255,7 +255,7 @@ class Softmax {
 
   template <bool kCacheForm>
   __device__ __forceinline__ void scale_p(bool cached, float (&s)[Config::kKeys / 2]) const {
-    if (kCacheForm && Config::kTokenScales && cached) scale_columns(smem_.scales(k_pipe_.stage, true), s);
+    if (kCacheForm && Config::kKeyFactors && cached) scale_columns(smem_.scales(k_pipe_.stage, true), s);
   }
   // Packs P of registers kFirst..kEnd - 1 as a wgmma operand.
   template <bool kCacheForm, int kFirst = 0, int kEnd = Config::kKeys / 2>

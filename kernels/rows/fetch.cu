@@ -6,7 +6,7 @@
 // Tiles and order as in store.cu, but without exchanges between the threads of a row: one thread a token computes its
 // addresses, then each thread loads its runs of ATTUNE_ROWS rows before it converts and stores them.
 #include "ptx/grid.cuh"
-#include "rows/addresses.cuh"
+#include "rows/scales.cuh"
 
 namespace attune::rows {
 
@@ -57,16 +57,14 @@ __device__ __forceinline__ void start_row(const FetchParams& p, const TokenAddre
   const KvPlane& plane = r.of_v ? p.cache.v : p.cache.k;
   const KvScale& scale = r.of_v ? p.cache.v_scale : p.cache.k_scale;
   row += head * plane.head_stride;
-  float of_row = 1.0f;
-  if (kFormat == 0 && scale_mode(scale) != ScaleMode::kNone)
-    of_row = *reinterpret_cast<const float*>(global(scales + 4 * head * scale.head_stride));
+  const StoredScale stored(scale, scales, head);
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
     const Unit unit = plain_unit(r.of_v ? p.head_dim_v : p.head_dim_qk, lane, u);
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
       const int d = side == 0 ? unit.first : unit.second;
-      r.scale[u][side] = of_row;
+      r.scale[u][side] = stored.of(d);
       if (d < 0) continue;
       if constexpr (kFormat == 0) {
         r.raw[u][side] = load(plane, type_of(kCacheType, plane.dtype), row, d);

@@ -8,7 +8,6 @@
 namespace attune::rows {
 
 using kernels::KvPlane;
-using kernels::KvScale;
 using kernels::RowTensor;
 using common::Unit;
 

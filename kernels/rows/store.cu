@@ -12,9 +12,8 @@
 // Order. 1. One thread a token computes its sequence, position and addresses, in shared memory. 2. A thread stays with
 // a token for several heads, and keeps its cosines and sines in registers; it loads its runs of ATTUNE_ROWS rows, then
 // converts and stores them row by row. A whole row is read before any of it is written: outputs may alias the inputs.
-#include "common/lanes.cuh"
 #include "ptx/grid.cuh"
-#include "rows/addresses.cuh"
+#include "rows/scales.cuh"
 
 namespace attune::rows {
 
@@ -147,38 +146,14 @@ __device__ __forceinline__ void prepare_row(const StoreParams& p, const Prologue
   }
 }
 
-// The largest magnitude of the row. Shuffles: all kLanes threads must call it, also for rows that are not live.
-__device__ __forceinline__ float amax_of_row(const Units& units, const Row& r, const Channels& x) {
-  float amax = 0;
-#pragma unroll
-  for (int u = 0; u < kUnits; ++u) {
-    const Unit unit = units.of(r.part, u);
-#pragma unroll
-    for (int k = 0; k < kWidth; ++k) {
-      if (unit.first >= 0) amax = common::larger_magnitude(amax, x[u][0][k]);
-      if (unit.second >= 0) amax = common::larger_magnitude(amax, x[u][1][k]);
-    }
-  }
-  return common::max_of_lanes<kLanes>(amax);
-}
-
 __device__ __forceinline__ void store_plain(const StoreParams& p, const Units& units, const Row& r, int lane,
                                             const Channels& x) {
   const KvPlane& plane = r.part == kRowOfV ? p.cache.v : p.cache.k;
   const int dtype = type_of(kCacheType, plane.dtype);
   const ScaleMode mode = scale_mode(r.part == kRowOfV ? p.cache.v_scale : p.cache.k_scale);
-  float value = 1.0f;
-  if (kScales == static_cast<int>(ScaleMode::kTokenHead) || kScales == kernels::kScalesAtRunTime) {
-    value = common::token_scale(dtype, amax_of_row(units, r, x), p.cache.power_of_two_scales != 0);
-  }
+  const auto computed = computed_scale(p.cache, dtype, units, r, x);
   if (r.cache == nullptr) return;
-  auto* stored = reinterpret_cast<float*>(global(r.scale));
-  if (mode == ScaleMode::kTokenHead) {
-    if (lane == 0) *stored = value;
-  } else if (mode != ScaleMode::kNone) {
-    value = *stored;
-  }
-  const common::Divider over(value);
+  const RowDivider over(mode, computed, r.scale, lane);
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
     const Unit unit = units.of(r.part, u);
@@ -189,7 +164,7 @@ __device__ __forceinline__ void store_plain(const StoreParams& p, const Units& u
       float scaled[kWidth];
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) scaled[k] = x[u][side][k];
-      if (mode != ScaleMode::kNone) over.divide(scaled);
+      over.divide(u, side, scaled);
       store(plane, dtype, r.cache, side == 0 ? unit.first : unit.second,
             kCopies ? r.raw[u][side] : common::encode_run<kWidth>(dtype, scaled));
     }

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import attune
+from reference import SCALES, scale_shape
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
           "float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2, "int8": np.int8}
@@ -49,10 +50,9 @@ def make_cache(rng, *, pages, page_size, heads, d, d_v, dtype, layout, scales, s
             index = [page] + [slice(None)] * (array.ndim - 1)
             index[axis] = offset
             array[tuple(index)] = codes(rng, array[tuple(index)].shape, dtype)
-    scale_shape = {"tensor": (1,), "head": (heads,),
-                   "token": (pages, page_size, heads) if layout == "nhd" else (pages, heads, page_size)}.get(scales)
-    k_scale, v_scale = (None if scale_shape is None else rng.uniform(0.005, 0.03 if dtype == "int8" else 2, scale_shape).astype(
-        np.float32) for _ in range(2))
+    shapes = [scale_shape(scales, layout, pages, page_size, heads, x) for x in (d, d_v)]
+    k_scale, v_scale = (None if shape is None else rng.uniform(0.005, 0.03 if dtype == "int8" else 2, shape).astype(np.float32)
+                        for shape in shapes)
     return attune.KVCache(k, None if v_of_k else v, k_scale=k_scale, v_scale=None if v_of_k else v_scale, layout=layout)
 
 
@@ -89,7 +89,7 @@ def calls(draw):
             shape = (batch, lengths_q[0]) if fixed else (total,)
             k, v = (strided(rng, normal(rng, (*shape, heads_kv, x), dtype)) for x in (d, d_v))
         cache_dtype = pick(dtype, dtype, "float8_e4m3fn", "float8_e5m2", "int8")
-        scales = "none" if cache_dtype == dtype else pick("tensor", "head", "token")
+        scales = "none" if cache_dtype == dtype else pick(*SCALES)
         layout = pick("nhd", "hnd", "xpacked") if d % 4 == 0 else pick("nhd", "hnd")
         capacity = max(past[b] + (lengths_q[b] if new_tokens else 0) for b in range(batch)) + 1
         if source.startswith("paged"):

@@ -41,6 +41,15 @@ def mla_row(cache, page, slot):
     return np.concatenate([codes * np.repeat(scales, 64), row[448:].copy().view(ml_dtypes.bfloat16).astype(np.float64)])
 
 
+SCALES = "tensor", "head", "token"  # what shares a scale
+
+
+def scale_shape(scales, layout, pages, page_size, heads, dim):
+    """The shape of k_scale or v_scale of rows of dim channels; None: there is none."""
+    by_token = (pages, page_size, heads) if layout == "nhd" else (pages, heads, page_size)
+    return {"tensor": (1,), "head": (heads,), "token": by_token}.get(scales)
+
+
 def cache_row(cache, which, page, slot, head):
     """Key or value of one token and KV head, dequantised."""
     if cache.format in ("mla_656", "mla_584"):

@@ -47,11 +47,8 @@ void read_sequences(IndexerProblem& p, const attune_indexer& op, const Rows& row
     p.batch = t.shape[0];
     p.fixed_q = t.shape[1];
   } else if (present(op.cu_seqlens_q)) {
-    check_tensor("cu_seqlens_q", op.cu_seqlens_q, {ATTUNE_INT32}, {1}, data);
-    require(op.cu_seqlens_q.shape[0] >= 1, "cu_seqlens_q.shape[0] is ", op.cu_seqlens_q.shape[0],
-            "; it must be batch + 1");
-    p.batch = op.cu_seqlens_q.shape[0] - 1;
-    p.cu = int_view(op.cu_seqlens_q);
+    p.cu = int_vector("cu_seqlens_q", op.cu_seqlens_q, -1, "batch + 1", data);
+    p.batch = p.cu.cols - 1;
   } else {
     p.batch = p.total_q;
     p.fixed_q = 1;
@@ -79,13 +76,8 @@ void read_cache(IndexerProblem& p, const attune_indexer& op, Data data) {
   if (!p.cache) return;
   require(p.cache.num_heads == 1, "cache.k has ", p.cache.num_heads, " heads; index keys have 1");
   if (data == Data::kRequired) {  // SELECT needs no keys, but it reads the tables
-    const struct {
-      const char* name;
-      const attune_tensor& t;
-    } tables[] = {{"cache.page_table", c.page_table}, {"cache.batch_index", c.batch_index}};
-    for (const auto& table : tables) {
-      if (present(table.t)) check_tensor(table.name, table.t, {ATTUNE_INT32}, {1, 2}, data);
-    }
+    if (present(c.page_table)) check_tensor("cache.page_table", c.page_table, {ATTUNE_INT32}, {1, 2}, data);
+    if (present(c.batch_index)) check_tensor("cache.batch_index", c.batch_index, {ATTUNE_INT32}, {1, 2}, data);
   }
 }
 

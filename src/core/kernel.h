@@ -7,6 +7,7 @@
 #include <string>
 
 #include "common/kinds.h"
+#include "common/kv_scale.h"
 #include "core/problem.h"
 
 namespace attune {
@@ -35,7 +36,8 @@ struct AxisInfo {
 };
 const AxisInfo& axis_info(Axis axis);
 
-// Bits of each axis, in the order of AxisInfo::values. Those of masks, scores and KV scales: common/kinds.h.
+// Bits of each axis, in the order of AxisInfo::values. Those of masks and scores: common/kinds.h; of KV scales:
+// common/kv_scale.h.
 namespace use {
 enum Queries : uint32_t { kRagged = 1, kFixed = 2 };
 enum QueryDtype : uint32_t { kQF32 = 1, kQF16 = 2, kQBf16 = 4, kQE4m3 = 8, kQE5m2 = 16, kQInt8 = 32 };

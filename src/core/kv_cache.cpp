@@ -28,18 +28,8 @@ PlaneShape read_plane(const char* name, const attune_tensor& t, int32_t layout, 
   p.dtype = t.dtype;
   p.element_size = dtype_size(t.dtype);
   p.page_stride = stride_of(t, 0);
-  int slot_axis = 0, head_axis = 0, dim_axis = 3;
-  switch (layout) {
-    case ATTUNE_KV_NHD:
-      slot_axis = 1, head_axis = 2;
-      break;
-    case ATTUNE_KV_HND:
-      slot_axis = 2, head_axis = 1;
-      break;
-    default:
-      head_axis = 1, slot_axis = 3, dim_axis = 2;
-      break;
-  }
+  const bool nhd = layout == ATTUNE_KV_NHD, hnd = layout == ATTUNE_KV_HND;
+  const int slot_axis = nhd ? 1 : hnd ? 2 : 3, head_axis = nhd ? 2 : 1, dim_axis = nhd || hnd ? 3 : 2;
   s.page_size = t.shape[slot_axis];
   s.heads = t.shape[head_axis];
   p.slot_stride = stride_of(t, slot_axis);
@@ -133,12 +123,17 @@ IntView read_table(const char* name, const attune_tensor& t, int64_t batch, Data
 KvCache make_kv_cache(const char* name, const attune_kv_cache& c, CacheUse use, int64_t batch, int64_t head_dim_qk,
                       int64_t head_dim_v, Data data) {
   KvCache out;
+  const auto absent = [&](const char* tensor, const attune_tensor& t, const auto&... but) {
+    require(!present(t), name, tensor, " is set, but ", but...);
+  };
+  const auto no_tables = [&](const auto&... but) {
+    absent(".page_table", c.page_table, but...), absent(".v_page_table", c.v_page_table, but...);
+    absent(".batch_index", c.batch_index, but...);
+  };
   if (!present(c.k)) {
-    const auto absent = [&](const char* tensor, const attune_tensor& t) {
-      require(!present(t), name, tensor, " is set, but ", name, ".k is absent");
-    };
-    absent(".v", c.v), absent(".k_scale", c.k_scale), absent(".v_scale", c.v_scale);
-    absent(".page_table", c.page_table), absent(".v_page_table", c.v_page_table), absent(".batch_index", c.batch_index);
+    for (const auto& [tensor, t] : {std::pair{".v", &c.v}, {".k_scale", &c.k_scale}, {".v_scale", &c.v_scale}})
+      absent(tensor, *t, name, ".k is absent");
+    no_tables(name, ".k is absent");
     require(c.ring_capacity == 0, name, ".ring_capacity is ", c.ring_capacity, ", but ", name, ".k is absent");
     return out;
   }
@@ -199,6 +194,7 @@ KvCache make_kv_cache(const char* name, const attune_kv_cache& c, CacheUse use, 
   out.v_scale = out.v_aliases_k
                     ? out.k_scale
                     : read_scale(Name(name, ".v_scale"), c.v_scale, out, c.layout, out.v.element_size, data);
+  out.one_factor = format->plain;
   if (format->plain) {
     require(out.k.dtype != ATTUNE_INT8 || present(c.k_scale), name, ".k is int8 and needs ", name, ".k_scale");
     require(out.v.dtype != ATTUNE_INT8 || out.v_aliases_k || present(c.v_scale), name, ".v is int8 and needs ", name,
@@ -206,11 +202,7 @@ KvCache make_kv_cache(const char* name, const attune_kv_cache& c, CacheUse use, 
   }
   require(c.ring_capacity >= 0, name, ".ring_capacity is ", c.ring_capacity, "; it must be >= 0");
   if (use == CacheUse::kSlots) {
-    const auto absent = [&](const char* table, const attune_tensor& t) {
-      require(!present(t), name, table,
-              " is set, but indices name slots; page_table, v_page_table and batch_index must be absent");
-    };
-    absent(".page_table", c.page_table), absent(".v_page_table", c.v_page_table), absent(".batch_index", c.batch_index);
+    no_tables("indices name slots; page_table, v_page_table and batch_index must be absent");
     require(c.ring_capacity == 0, name, ".ring_capacity is ", c.ring_capacity, "; indices name slots, so it must be 0");
     return out;
   }

@@ -42,6 +42,8 @@ struct KvCache {
   int64_t num_pages = 0, page_size = 0, num_heads = 0, head_dim_qk = 0, head_dim_v = 0;
   bool paged = false;
   bool x_packed = false;  // ATTUNE_KV_XPACKED: k.pack is x
+  // A row is elements as they lie in memory, all of them with one factor or none. Else only its codec reads it.
+  bool one_factor = false;
   IntView page_table, v_page_table, batch_index;
   int64_t ring_capacity = 0;
 
@@ -49,7 +51,8 @@ struct KvCache {
   // True if scales of K, of V or of both are computed and written with the rows; else they are only read.
   bool writes_scales() const { return format != nullptr && (!format->plain || has_token_scales()); }
   bool quantized() const { return format != nullptr && (!format->plain || k.element_size == 1); }
-  bool has_token_scales() const { return k_scale.by_token() || v_scale.by_token(); }
+  int token_scales() const { return attune::token_scales(k_scale, v_scale); }
+  bool has_token_scales() const { return token_scales() != 0; }
   int64_t num_slots() const { return num_pages * page_size; }
   // The most tokens that one sequence can hold. A ring counts further; this is what it retains.
   int64_t capacity() const {

@@ -45,11 +45,8 @@ void read_tokens(PrepareProblem& p, const attune_qkv_prepare& op, const NamedTen
     p.batch = t.shape[0];
     p.fixed = t.shape[1];
   } else if (present(op.cu_seqlens_q)) {
-    check_tensor("cu_seqlens_q", op.cu_seqlens_q, {ATTUNE_INT32}, {1}, Data::kRequired);
-    require(op.cu_seqlens_q.shape[0] >= 1, "cu_seqlens_q.shape[0] is ", op.cu_seqlens_q.shape[0],
-            "; it must be batch + 1");
-    p.batch = op.cu_seqlens_q.shape[0] - 1;
-    p.cu = int_view(op.cu_seqlens_q);
+    p.cu = int_vector("cu_seqlens_q", op.cu_seqlens_q, -1, "batch + 1", Data::kRequired);
+    p.batch = p.cu.cols - 1;
   } else {
     const bool one_each = present(op.cache.k);
     p.batch = one_each ? p.total : 1;

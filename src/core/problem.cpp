@@ -26,11 +26,8 @@ void read_queries(Problem& p, const attune_attention& a, Data data) {
     p.batch = a.q.shape[0];
     p.fixed_q = a.q.shape[1];
   } else if (present(a.cu_seqlens_q)) {
-    check_tensor("cu_seqlens_q", a.cu_seqlens_q, {ATTUNE_INT32}, {1}, data);
-    require(a.cu_seqlens_q.shape[0] >= 1, "cu_seqlens_q.shape[0] is ", a.cu_seqlens_q.shape[0],
-            "; it must be batch + 1");
-    p.batch = a.cu_seqlens_q.shape[0] - 1;
-    p.cu_q = int_view(a.cu_seqlens_q);
+    p.cu_q = int_vector("cu_seqlens_q", a.cu_seqlens_q, -1, "batch + 1", data);
+    p.batch = p.cu_q.cols - 1;
   } else if (present(a.cache.k)) {
     p.batch = p.total_q;
     p.fixed_q = 1;
@@ -59,9 +56,7 @@ void read_dense_sequences(Problem& p, const attune_attention& a, Data data) {
     check_extent("k", a.k, 0, p.batch, "batch");
     p.fixed_kv = a.k.shape[1];
   } else if (present(a.cu_seqlens_kv)) {
-    check_tensor("cu_seqlens_kv", a.cu_seqlens_kv, {ATTUNE_INT32}, {1}, data);
-    check_extent("cu_seqlens_kv", a.cu_seqlens_kv, 0, p.batch + 1, "batch + 1");
-    p.cu_kv = int_view(a.cu_seqlens_kv);
+    p.cu_kv = int_vector("cu_seqlens_kv", a.cu_seqlens_kv, p.batch + 1, "batch + 1", data);
   } else if (p.cu_q) {
     require(p.k.rows == p.total_q, "k has ", p.k.rows, " rows and q ", p.total_q,
             "; where they differ cu_seqlens_kv is needed");

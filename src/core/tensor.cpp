@@ -151,7 +151,8 @@ IntView int_view(const attune_tensor& t) {
 IntView int_vector(const char* name, const attune_tensor& t, int64_t expected, const char* what, Data data) {
   if (!present(t)) return {};
   check_tensor(name, t, {ATTUNE_INT32}, {1}, data);
-  check_extent(name, t, 0, expected, what);
+  if (expected >= 0) check_extent(name, t, 0, expected, what);
+  require(expected >= 0 || t.shape[0] >= 1, name, ".shape[0] is ", t.shape[0], "; it must be ", what);
   return int_view(t);
 }
 

@@ -18,12 +18,12 @@ namespace attune::cpu {
 namespace {
 
 // Tiles are bf16 where that is faster and no operand loses bits: bf16 queries; keys and values of bf16 or 8 bits, which
-// are exact in bf16; MLA rows, which are rounded once in any case.
+// are exact in bf16; rows that their codec decodes, which are rounded once in any case.
 bool is_bf16_exact(int32_t dtype) { return dtype == ATTUNE_BFLOAT16 || is_8bit(dtype); }
 
 bool kv_is_bf16_exact(const Problem& p) {
   auto cache_ok = [](const KvCache& c) {
-    return !c || !c.format->plain || (is_bf16_exact(c.k.dtype) && is_bf16_exact(c.v.dtype));
+    return !c || !c.one_factor || (is_bf16_exact(c.k.dtype) && is_bf16_exact(c.v.dtype));
   };
   const bool dense_ok = !p.k || (p.k.dtype == ATTUNE_BFLOAT16 && p.v.dtype == ATTUNE_BFLOAT16) ||
                         (!p.prologue.any && is_bf16_exact(p.k.dtype) && is_bf16_exact(p.v.dtype));
@@ -36,8 +36,8 @@ Compute choose_compute(const Problem& p) {
   const bool exact = kv_is_bf16_exact(p);
   if (c.kernels->native_bf16 && p.q.dtype == ATTUNE_BFLOAT16 && exact) c.tile = TileType::kBF16;
   // Staged rows are bf16 where that loses nothing, even if the arithmetic is fp32: half of the bytes.
-  const bool packed = (p.cache && !p.cache.format->plain) || (p.extra_cache && !p.extra_cache.format->plain);
-  const bool lossless = exact && !packed && !(p.k && p.prologue.any);
+  const bool decoded = (p.cache && !p.cache.one_factor) || (p.extra_cache && !p.extra_cache.one_factor);
+  const bool lossless = exact && !decoded && !(p.k && p.prologue.any);
   c.decode_rows = c.tile == TileType::kBF16 || lossless ? TileType::kBF16 : TileType::kF32;
   return c;
 }
@@ -121,7 +121,7 @@ class AttentionPlan final : public KernelPlan {
     run_items(p, s, header, dense, base);
     merge(p, s, header, base);
     if (p.zero_finished) zero_skipped(p, s.sequences, base);
-    if (p.prologue.append) append(p, s.sequences, base);
+    if (p.prologue.append) append(p, s.sequences);
   }
 
  private:
@@ -238,8 +238,7 @@ class AttentionPlan final : public KernelPlan {
 
   // Runs after every read of the cache, as queries may still see tokens that a ring evicts here. Appends from the
   // inputs, not from the rows that attended, so that each element is rounded once.
-  void append(const Problem& p, const Sequence* sequences, std::byte* base) const {
-    (void)base;
+  void append(const Problem& p, const Sequence* sequences) const {
     parallel_for(p.batch, threads_, [&](int64_t b, int) {
       const Sequence& s = sequences[b];
       if (is_skipped(p, s, b)) return;
@@ -281,7 +280,7 @@ Coverage coverage() {
                        use::kSparseDense | use::kSecondCache | use::kRing | use::kBeams;
   c[Axis::kKvFormat] = use::kF32 | use::kF16 | use::kBf16 | use::kE4m3 | use::kE5m2 | use::kInt8 | use::kMla656 |
                        use::kMla584 | use::kValiasesK | use::kVBesideK;
-  c[Axis::kKvScales] = use::kNoScale | use::kPerTensor | use::kPerHead | use::kPerTokenHead;
+  c[Axis::kKvScales] = use::kCodecScales;
   c[Axis::kKvLayout] = use::kNhd | use::kHnd | use::kXpacked | use::kBytes;
   c[Axis::kMask] = use::kNoMask | kScoreMasks | use::kFinished | use::kSkipDecode;
   c[Axis::kScore] = kScoreTerms | use::kSinks;

@@ -26,7 +26,7 @@ int64_t item_cost(int64_t keys, int64_t rows, int64_t heads) { return keys * (ro
 // it reads memory in order and looks up each page once.
 bool heads_are_adjacent(const Problem& p) {
   const KvCache& c = p.cache;
-  return c && c.format->plain && c.k.contiguous && c.v.contiguous && c.k.head_stride == p.head_dim_qk &&
+  return c && c.one_factor && c.k.contiguous && c.v.contiguous && c.k.head_stride == p.head_dim_qk &&
          (c.v_aliases_k || c.v.head_stride == p.head_dim_v) && c.k.slot_stride >= p.heads_kv * p.head_dim_qk;
 }
 

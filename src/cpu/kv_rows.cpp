@@ -13,8 +13,6 @@ namespace attune::cpu {
 namespace {
 
 constexpr float kE4m3Max = 448.0f;
-constexpr float kE5m2Max = 57344.0f;
-constexpr float kInt8Max = 127.0f;
 constexpr float kSmallestGroupScale = 1e-4f;  // of power-of-two scales, before rounding up
 constexpr float kSmallestRowAmax = 1e-4f;     // of power-of-two scales of whole rows
 constexpr int64_t kChunk = 128;               // channels quantised at a time
@@ -31,14 +29,7 @@ float amax_of(const float* x, int64_t n) {
 }
 
 float largest_code(int32_t dtype) {
-  switch (dtype) {
-    case ATTUNE_INT8:
-      return kInt8Max;
-    case ATTUNE_FLOAT8_E4M3:
-      return kE4m3Max;
-    default:
-      return kE5m2Max;
-  }
+  return dtype == ATTUNE_INT8 ? 127.0f : dtype == ATTUNE_FLOAT8_E4M3 ? kE4m3Max : 57344.0f;
 }
 
 // 2^ceil(log2(x)), exactly, for x > 0.
@@ -46,10 +37,6 @@ float round_up_to_power_of_two(float x) {
   int exponent = 0;
   const float mantissa = std::frexp(x, &exponent);  // in [0.5, 1)
   return std::ldexp(1.0f, mantissa == 0.5f ? exponent - 1 : exponent);
-}
-
-float power_of_two_group_scale(float amax) {
-  return round_up_to_power_of_two(std::max(amax / kE4m3Max, kSmallestGroupScale));
 }
 
 float e8m0_to_float(uint8_t e) {
@@ -149,7 +136,8 @@ void write_packed(const KvCache& c, KvSlot slot, const float* x, bool power_of_t
     const float amax = amax_of(group, f.group);
     float scale = amax / kE4m3Max;
     // A group of zeros takes the smallest power-of-two scale: 0 / 0 must not make NaN codes.
-    if (!inline_scales || power_of_two_scales || scale == 0.0f) scale = power_of_two_group_scale(amax);
+    if (!inline_scales || power_of_two_scales || scale == 0.0f)
+      scale = round_up_to_power_of_two(std::max(scale, kSmallestGroupScale));
     if (inline_scales) {
       std::memcpy(row.scales + g * static_cast<int64_t>(sizeof(float)), &scale, sizeof(float));
     } else {
@@ -160,30 +148,25 @@ void write_packed(const KvCache& c, KvSlot slot, const float* x, bool power_of_t
   write_elements(ATTUNE_BFLOAT16, row.rope, 1, f.head_dim_qk - f.nope, x + f.nope);
 }
 
+void read_row(const KvCache& c, const KvPlane& plane, const KvScale& scale, KvSlot slot, int64_t head, int64_t n,
+              float* out) {
+  if (c.format->plain) return read_plain(plane, scale, slot, head, n, out);
+  read_packed(c, slot, n, out);
+}
+
 }  // namespace
 
 void read_k_row(const KvCache& cache, KvSlot slot, int64_t head, float* out) {
-  if (cache.format->plain) {
-    read_plain(cache.k, cache.k_scale, slot, head, cache.head_dim_qk, out);
-  } else {
-    read_packed(cache, slot, cache.head_dim_qk, out);
-  }
+  read_row(cache, cache.k, cache.k_scale, slot, head, cache.head_dim_qk, out);
 }
 
 void read_v_row(const KvCache& cache, KvSlot slot, int64_t head, float* out) {
-  if (cache.format->plain) {
-    read_plain(cache.v, cache.v_scale, slot, head, cache.head_dim_v, out);
-  } else {
-    read_packed(cache, slot, cache.head_dim_v, out);
-  }
+  read_row(cache, cache.v, cache.v_scale, slot, head, cache.head_dim_v, out);
 }
 
 void write_k_row(const KvCache& cache, KvSlot slot, int64_t head, const float* row, bool power_of_two_scales) {
-  if (cache.format->plain) {
-    write_plain(cache.k, cache.k_scale, slot, head, cache.head_dim_qk, row, power_of_two_scales);
-  } else {
-    write_packed(cache, slot, row, power_of_two_scales);
-  }
+  if (!cache.format->plain) return write_packed(cache, slot, row, power_of_two_scales);
+  write_plain(cache.k, cache.k_scale, slot, head, cache.head_dim_qk, row, power_of_two_scales);
 }
 
 void write_v_row(const KvCache& cache, KvSlot slot, int64_t head, const float* row, bool power_of_two_scales) {

@@ -13,11 +13,6 @@ namespace {
 int64_t row_type_size(TileType t) { return t == TileType::kBF16 ? 2 : 4; }
 int32_t row_type_dtype(TileType t) { return t == TileType::kBF16 ? ATTUNE_BFLOAT16 : ATTUNE_FLOAT32; }
 
-// Copies n elements that do not follow each other.
-void gather_elements(const std::byte* row, int64_t size, const KvPlane& plane, int64_t n, std::byte* to) {
-  for (int64_t d = 0; d < n; ++d) std::memcpy(to + d * size, row + plane.element(d) * size, static_cast<size_t>(size));
-}
-
 }  // namespace
 
 void TileSource::hide(int i, Scratch& scratch) const {
@@ -42,41 +37,46 @@ const void* TileSource::stage(const std::byte* row, int32_t dtype, int64_t n, st
   return to;
 }
 
-const void* TileSource::place_row(const KvPlane& plane, KvSlot slot, int64_t head, int64_t n, std::byte* to,
-                                  Scratch& scratch) const {
-  const std::byte* row = plane.row(slot.page, slot.offset, head);
-  if (plane.contiguous) return stage(row, plane.dtype, n, to, scratch.row_f32);
+// The same where element d is element(d) elements from the row's address, unless they are contiguous.
+template <class Element>
+const void* TileSource::place(const std::byte* row, int32_t dtype, bool contiguous, int64_t n, std::byte* to,
+                              Scratch& scratch, const Element& element) const {
+  if (contiguous) return stage(row, dtype, n, to, scratch.row_f32);
   // Gathered elements take at most 4 bytes each, whatever their dtype.
   alignas(64) std::byte codes[kMaxHeadDim * 4];
-  gather_elements(row, plane.element_size, plane, n, codes);
-  if (const void* at = stage(codes, plane.dtype, n, to, scratch.row_f32); at != codes) return at;
-  std::memcpy(to, codes, static_cast<size_t>(n * plane.element_size));
+  const auto size = static_cast<size_t>(dtype_size(dtype));
+  for (int64_t d = 0; d < n; ++d)
+    std::memcpy(codes + d * static_cast<int64_t>(size), row + element(d) * static_cast<int64_t>(size), size);
+  if (const void* at = stage(codes, dtype, n, to, scratch.row_f32); at != codes) return at;
+  std::memcpy(to, codes, static_cast<size_t>(n) * size);
   return to;
 }
 
 void TileSource::put_slot(const KvCache& c, KvSlot k, KvSlot v, int64_t kv_head, int i, Scratch& scratch) const {
-  if (k.page < 0 || v.page < 0) {
-    hide(i, scratch);
-    return;
-  }
+  if (k.page < 0 || v.page < 0) return hide(i, scratch);
   KvTile& t = *scratch.tile;
   const int64_t size = row_type_size(row_type_);
   std::byte* k_to = scratch.k_stage + i * scratch.ld_q * size;
   std::byte* v_to = scratch.v_stage + i * scratch.ld_o * size;
   t.masked[i] = false;
   t.k_factor[i] = t.v_factor[i] = 1.0f;
-  if (!c.format->plain) {
-    if (row_type_ == TileType::kF32) {
-      read_k_row(c, k, kv_head, reinterpret_cast<float*>(k_to));
-    } else {
-      read_k_row(c, k, kv_head, scratch.row_f32);
-      kernels_.to_bf16(ATTUNE_FLOAT32, scratch.row_f32, c.head_dim_qk, reinterpret_cast<bf16_t*>(k_to));
-    }
-    t.k[i] = t.v[i] = k_to;
+  if (!c.one_factor) {
+    const auto decode = [&](auto read_row, KvSlot slot, int64_t n, std::byte* to) {
+      read_row(c, slot, kv_head, row_type_ == TileType::kF32 ? reinterpret_cast<float*>(to) : scratch.row_f32);
+      if (row_type_ == TileType::kBF16)
+        kernels_.to_bf16(ATTUNE_FLOAT32, scratch.row_f32, n, reinterpret_cast<bf16_t*>(to));
+      return to;
+    };
+    t.k[i] = decode(read_k_row, k, c.head_dim_qk, k_to);
+    t.v[i] = c.v_aliases_k ? t.k[i] : decode(read_v_row, v, c.head_dim_v, v_to);
     return;
   }
-  t.k[i] = place_row(c.k, k, kv_head, c.head_dim_qk, k_to, scratch);
-  t.v[i] = c.v_aliases_k ? t.k[i] : place_row(c.v, v, kv_head, c.head_dim_v, v_to, scratch);
+  const auto place_row = [&](const KvPlane& p, KvSlot s, int64_t n, std::byte* to) {
+    return place(p.row(s.page, s.offset, kv_head), p.dtype, p.contiguous, n, to, scratch,
+                 [&](int64_t d) { return p.element(d); });
+  };
+  t.k[i] = place_row(c.k, k, c.head_dim_qk, k_to);
+  t.v[i] = c.v_aliases_k ? t.k[i] : place_row(c.v, v, c.head_dim_v, v_to);
   if (c.k_scale.mode != KvScale::Mode::kNone) t.k_factor[i] = *c.k_scale.at(k.page, k.offset, kv_head);
   if (c.v_scale.mode != KvScale::Mode::kNone) t.v_factor[i] = *c.v_scale.at(v.page, v.offset, kv_head);
 }
@@ -84,22 +84,14 @@ void TileSource::put_slot(const KvCache& c, KvSlot k, KvSlot v, int64_t kv_head,
 void TileSource::put_dense(int64_t row, int64_t kv_head, int i, Scratch& scratch) const {
   KvTile& t = *scratch.tile;
   const int64_t size = row_type_size(row_type_);
-  auto place = [&](const RowView& view, int64_t n, std::byte* to) -> const void* {
-    const std::byte* from = view.at(row, kv_head);
-    if (view.dim_stride == 1) return stage(from, view.dtype, n, to, scratch.row_f32);
-    alignas(64) std::byte codes[kMaxHeadDim * 4];
-    for (int64_t d = 0; d < n; ++d) {
-      std::memcpy(codes + d * view.element_size, from + d * view.dim_stride * view.element_size,
-                  static_cast<size_t>(view.element_size));
-    }
-    if (const void* at = stage(codes, view.dtype, n, to, scratch.row_f32); at != codes) return at;
-    std::memcpy(to, codes, static_cast<size_t>(n * view.element_size));
-    return to;
+  const auto place_row = [&](const RowView& v, int64_t n, std::byte* to) {
+    return place(v.at(row, kv_head), v.dtype, v.dim_stride == 1, n, to, scratch,
+                 [&](int64_t d) { return d * v.dim_stride; });
   };
   t.masked[i] = false;
   t.k_factor[i] = t.v_factor[i] = 1.0f;
-  t.k[i] = place(dense_.k, p_.head_dim_qk, scratch.k_stage + i * scratch.ld_q * size);
-  t.v[i] = p_.v_aliases_k ? t.k[i] : place(dense_.v, p_.head_dim_v, scratch.v_stage + i * scratch.ld_o * size);
+  t.k[i] = place_row(dense_.k, p_.head_dim_qk, scratch.k_stage + i * scratch.ld_q * size);
+  t.v[i] = p_.v_aliases_k ? t.k[i] : place_row(dense_.v, p_.head_dim_v, scratch.v_stage + i * scratch.ld_o * size);
 }
 
 // The row of the page table (or of the contiguous cache) that holds position t of sequence b; -1: a bad beam.
@@ -153,7 +145,7 @@ void for_each_run(const KvCache& c, int64_t b, int64_t first, int i, int end, Em
   }
 }
 
-// Loads the cached columns [i, n) of a plain cache. A row that needs no conversion costs one addition.
+// Loads the cached columns [i, n) of rows with one factor. A row that needs no conversion costs one addition.
 int TileSource::load_runs(const Sequence& s, int64_t b, int64_t kv_head, int64_t first, int i, int n,
                           Scratch& scratch) const {
   const KvCache& c = p_.cache;
@@ -182,7 +174,7 @@ int TileSource::load_runs(const Sequence& s, int64_t b, int64_t kv_head, int64_t
   return end > i ? end : i;
 }
 
-// Loads the scales of the cached columns [begin, end) of a plain cache. Those of masked columns are not used.
+// Loads the scales of the cached columns [begin, end) of rows with one factor. Those of masked columns are not used.
 void TileSource::load_factors(int64_t b, int64_t kv_head, int64_t first, int begin, int end, Scratch& scratch) const {
   const KvCache& c = p_.cache;
   KvTile& t = *scratch.tile;
@@ -268,10 +260,7 @@ void TileSource::look_ahead_dense(const Sequence& s, int64_t kv_head, int64_t fi
 void TileSource::look_ahead(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n,
                             AheadRows& a) const {
   a.n = 0;
-  if (!p_.cache) {
-    look_ahead_dense(s, kv_head, first, n, a);
-    return;
-  }
+  if (!p_.cache) return look_ahead_dense(s, kv_head, first, n, a);
   if (p_.cache_indirection) return;
   const KvCache& c = p_.cache;
   if (!c.k.contiguous && c.format->plain) return;
@@ -311,17 +300,13 @@ void TileSource::load(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_he
   tile.codes = ATTUNE_DTYPE_NONE;
   tile.any_hidden = false;
   tile.in_place = false;
+  const auto has = [](const KvScale& scale) { return scale.mode != KvScale::Mode::kNone; };  // also without a cache
   tile.scaled =
-      (p_.cache && (p_.cache.k_scale.mode != KvScale::Mode::kNone || p_.cache.v_scale.mode != KvScale::Mode::kNone)) ||
-      (p_.extra_cache &&
-       (p_.extra_cache.k_scale.mode != KvScale::Mode::kNone || p_.extra_cache.v_scale.mode != KvScale::Mode::kNone));
-  if (p_.sparse) {
-    load_sparse(s, b, q_row, kv_head, first, n, scratch);
-    return;
-  }
+      has(p_.cache.k_scale) || has(p_.cache.v_scale) || has(p_.extra_cache.k_scale) || has(p_.extra_cache.v_scale);
+  if (p_.sparse) return load_sparse(s, b, q_row, kv_head, first, n, scratch);
   int i = 0;
   for (; i < n && first + i < begin; ++i) hide(i, scratch);
-  if (!p_.cache_indirection && p_.cache && p_.cache.format->plain && i == 0)
+  if (!p_.cache_indirection && p_.cache && p_.cache.one_factor && i == 0)
     i = load_runs(s, b, kv_head, first, i, n, scratch);
   for (; i < n && first + i < s.num_cached; ++i) {
     const int64_t t = first + i;

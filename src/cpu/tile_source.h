@@ -42,8 +42,9 @@ class TileSource {
   void put_slot(const KvCache& c, KvSlot k, KvSlot v, int64_t kv_head, int i, Scratch& scratch) const;
   void hide(int i, Scratch& scratch) const;
   const void* stage(const std::byte* row, int32_t dtype, int64_t n, std::byte* to, float* temporary) const;
-  const void* place_row(const KvPlane& plane, KvSlot slot, int64_t head, int64_t n, std::byte* to,
-                        Scratch& scratch) const;
+  template <class Element>
+  const void* place(const std::byte* row, int32_t dtype, bool contiguous, int64_t n, std::byte* to, Scratch& scratch,
+                    const Element& element) const;
   int64_t table_row(const Sequence& s, int64_t b, int64_t t) const;
 
   const Problem& p_;

@@ -137,11 +137,12 @@ void CacheOpProblem::add_cache() {
 // Scales per token and head are written by stores.
 void CacheOpProblem::add_scales() {
   const Case& c = case_;
-  const std::vector<int64_t> shape = scale_shape(c.cache.scales, op_.cache.layout, pages_, page_size_, c.num_heads_kv);
   for (const bool is_v : {false, true}) {
     if (is_v && op_.cache.v.dtype == ATTUNE_DTYPE_NONE) continue;
     attune_tensor& t = is_v ? op_.cache.v_scale : op_.cache.k_scale;
-    t = arena_.add(is_v ? "cache.v_scale" : "cache.k_scale", ATTUNE_FLOAT32, shape);
+    t = arena_.add(is_v ? "cache.v_scale" : "cache.k_scale", ATTUNE_FLOAT32,
+                   scale_shape(c.cache.scales, op_.cache.layout, pages_, page_size_, c.num_heads_kv,
+                               is_v ? c.head_dim_v : c.head_dim_qk));
     if (scales_by_token(c.cache.scales) && stores_ && !c.op.any_contents) continue;
     for_each_element(t, [&](const int64_t*, void* element) {
       // Also far from 1, where quotients leave fp32's range.

@@ -42,25 +42,40 @@ PackedRow packed_row(const attune_kv_cache& cache, int64_t page, int64_t offset)
   return {row, first + cache.page_size * 576 + offset * 8, row + 448, 448, 64, 576, 8};
 }
 
-const std::map<std::string, ScaleMode>& scale_modes() {
-  static const std::map<std::string, ScaleMode> modes = {{"none", ScaleMode::kNone},
-                                                         {"tensor", ScaleMode::kTensor},
-                                                         {"head", ScaleMode::kHead},
-                                                         {"token", ScaleMode::kTokenHead}};
+const std::vector<NamedMode>& scale_modes() {
+  static const std::vector<NamedMode> modes = {{"none", ScaleMode::kNone},
+                                               {"tensor", ScaleMode::kTensor},
+                                               {"head", ScaleMode::kHead},
+                                               {"token", ScaleMode::kTokenHead}};
   return modes;
 }
 
+bool takes_scales(attune_dtype dtype, ScaleMode mode) {
+  return mode == ScaleMode::kNone ? dtype != ATTUNE_INT8 : element_size(dtype) == 1;
+}
 bool scales_by_token(ScaleMode mode) { return mode == ScaleMode::kTokenHead; }
-int64_t scale_bytes_of_row(ScaleMode mode) { return mode == ScaleMode::kTokenHead ? 4 : 0; }
+int64_t channels_of_scale(ScaleMode, int64_t dim) { return dim; }
+int64_t scale_bytes_of_row(ScaleMode mode, int64_t dim) {
+  return scales_by_token(mode) ? 4 * ceil_div(dim, channels_of_scale(mode, dim)) : 0;
+}
+bool scales_channels(attune_kv_format format, ScaleMode) { return format != ATTUNE_KV_PLAIN; }
 
-std::vector<int64_t> scale_shape(ScaleMode mode, int32_t layout, int64_t pages, int64_t page_size, int64_t heads) {
+std::vector<int64_t> scale_shape(ScaleMode mode, int32_t layout, int64_t pages, int64_t page_size, int64_t heads,
+                                 int64_t /*dim*/) {
   if (mode == ScaleMode::kTensor) return {1};
   if (mode == ScaleMode::kHead) return {heads};
   if (layout == ATTUNE_KV_NHD) return {pages, page_size, heads};
   return {pages, heads, page_size};
 }
 
-void* scale_element(const attune_kv_cache& cache, bool is_v, int64_t page, int64_t offset, int64_t head) {
+ScaleMode scale_mode(const attune_tensor& scales) {
+  if (scales.dtype == ATTUNE_DTYPE_NONE) return ScaleMode::kNone;
+  if (scales.rank == 1) return scales.shape[0] == 1 ? ScaleMode::kTensor : ScaleMode::kHead;
+  return ScaleMode::kTokenHead;
+}
+
+void* scale_element(const attune_kv_cache& cache, bool is_v, int64_t page, int64_t offset, int64_t head,
+                    int64_t /*d*/) {
   const attune_tensor& scales = is_v ? cache.v_scale : cache.k_scale;
   if (scales.rank == 1) return element_at(scales, {scales.shape[0] == 1 ? 0 : head});
   return cache.layout == ATTUNE_KV_NHD ? element_at(scales, {page, offset, head})
@@ -68,8 +83,9 @@ void* scale_element(const attune_kv_cache& cache, bool is_v, int64_t page, int64
 }
 
 ScaleMode draw_scales(Random& r, attune_dtype dtype) {
-  const auto mode = r.pick<ScaleMode>({ScaleMode::kNone, ScaleMode::kTensor, ScaleMode::kHead, ScaleMode::kTokenHead});
-  return dtype == ATTUNE_INT8 && mode == ScaleMode::kNone ? ScaleMode::kTokenHead : mode;
+  const auto last = static_cast<int64_t>(scale_modes().size()) - 1;
+  const ScaleMode mode = scale_modes()[static_cast<size_t>(r.integer(0, last))].mode;
+  return takes_scales(dtype, mode) ? mode : ScaleMode::kTokenHead;
 }
 
 }  // namespace attune::cases

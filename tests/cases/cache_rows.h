@@ -5,12 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "attune/attune.h"
-#include "common/kinds.h"
+#include "common/kv_scale.h"
 
 namespace attune::cases {
 
@@ -32,14 +31,26 @@ struct PackedRow {
 };
 PackedRow packed_row(const attune_kv_cache& cache, int64_t page, int64_t offset);
 
-// The modes by their names in JSON.
-const std::map<std::string, ScaleMode>& scale_modes();
-// Whether rows have scales of their own, which who writes rows computes; and the bytes of those of a row.
+// The modes and their names in JSON, in the order of ScaleMode.
+struct NamedMode {
+  const char* name;
+  ScaleMode mode;
+};
+const std::vector<NamedMode>& scale_modes();
+// Whether a cache of this dtype may have such scales.
+bool takes_scales(attune_dtype dtype, ScaleMode mode);
+// Whether rows have scales of their own, which who writes rows computes.
 bool scales_by_token(ScaleMode mode);
-int64_t scale_bytes_of_row(ScaleMode mode);
-// The shape of k_scale, or of v_scale; not of kNone. Its element for a slot.
-std::vector<int64_t> scale_shape(ScaleMode mode, int32_t layout, int64_t pages, int64_t page_size, int64_t heads);
-void* scale_element(const attune_kv_cache& cache, bool is_v, int64_t page, int64_t offset, int64_t head);
+// The channels of a row of `dim` that share a scale; the bytes of a row's own scales.
+int64_t channels_of_scale(ScaleMode mode, int64_t dim);
+int64_t scale_bytes_of_row(ScaleMode mode, int64_t dim);
+// Whether channels of a row have different scales, so that who reads it may round each of them.
+bool scales_channels(attune_kv_format format, ScaleMode mode);
+// The shape of k_scale, or of v_scale; not of kNone. The mode of such a tensor, and its element for channel d of a row.
+std::vector<int64_t> scale_shape(ScaleMode mode, int32_t layout, int64_t pages, int64_t page_size, int64_t heads,
+                                 int64_t dim);
+ScaleMode scale_mode(const attune_tensor& scales);
+void* scale_element(const attune_kv_cache& cache, bool is_v, int64_t page, int64_t offset, int64_t head, int64_t d);
 // The scales of a random cache of this dtype, of 8 bits.
 ScaleMode draw_scales(Random& r, attune_dtype dtype);
 

@@ -38,7 +38,9 @@ void read_cache(Object& parent, CacheSpec& cache) {
       {{"plain", ATTUNE_KV_PLAIN}, {"mla_656", ATTUNE_KV_MLA_656}, {"mla_584", ATTUNE_KV_MLA_584}});
   object.choose<attune_kv_layout>("layout", cache.layout,
                                   {{"nhd", ATTUNE_KV_NHD}, {"hnd", ATTUNE_KV_HND}, {"xpacked", ATTUNE_KV_XPACKED}});
-  object.choose("scales", cache.scales, scale_modes());
+  std::map<std::string, ScaleMode> modes;
+  for (const NamedMode& m : scale_modes()) modes[m.name] = m.mode;
+  object.choose("scales", cache.scales, modes);
   object.get("page_size", cache.page_size);
   object.get("ring_capacity", cache.ring_capacity);
   object.get("slack", cache.slack);
@@ -238,7 +240,7 @@ std::string suffix(const std::string& key, const json& value, size_t index) {
 }
 
 // The product over the lists of "sweep". A dotted key ("cache.layout") reaches into an object; the key "with" merges
-// objects.
+// objects. Of "cache.scales" the value "each" is a list of all but "none".
 void expand(json row, std::vector<json>& rows) {
   if (!row.contains("sweep") || row["sweep"].empty()) {
     row.erase("sweep");
@@ -247,7 +249,12 @@ void expand(json row, std::vector<json>& rows) {
   }
   const auto first = row["sweep"].begin();
   const std::string key = first.key();
-  const json values = first.value();
+  json values = first.value();
+  if (values == "each") {
+    values = json::array();
+    for (const NamedMode& m : scale_modes())
+      if (m.mode != ScaleMode::kNone) values.push_back(m.name);
+  }
   row["sweep"].erase(key);
   for (size_t i = 0; i < values.size(); ++i) {
     json next = row;
@@ -339,7 +346,17 @@ const std::vector<Case>& backward_cases() {
 }
 
 const std::vector<Case>& every_tensor_cases() {
-  static const std::vector<Case> cases = load("every_tensor");
+  static const std::vector<Case> cases = [] {
+    std::vector<Case> all = load("every_tensor");
+    // The first of each row of masks, without wild table entries, at which attune_validate looks.
+    std::set<std::string> rows;
+    for (Case& c : load("masks")) {
+      const size_t row = c.name.find('/', c.area.size() + 1);
+      c.poison = false;
+      if (rows.insert(c.name.substr(0, row)).second) all.push_back(std::move(c));
+    }
+    return all;
+  }();
   return cases;
 }
 

@@ -147,7 +147,7 @@ oracle::BoundTerms bound_terms(const Problem& problem, attune_dtype weights) {
   const double compute = unit_roundoff(compute_dtype(c));
   const bool rounds = compute_dtype(c) != ATTUNE_FLOAT32;
   const PrologueSpec& p = c.prologue;
-  const bool grouped = c.cache.format != ATTUNE_KV_PLAIN;
+  const bool grouped = scales_channels(c.cache.format, c.cache.scales);
   const bool scaled_inputs = element_size(c.dtype) == 1;
   // Operands that are not exact in the compute type: what a prologue produced, and codes with a scale for each group of
   // columns.

@@ -40,30 +40,15 @@ class WriteChecker {
 
   void plain(bool is_v, const Slot& slot, const std::vector<double>& row) {
     const attune_dtype dtype = dtype_of(is_v ? cache_.v : cache_.k);
-    const attune_tensor& scales = is_v ? cache_.v_scale : cache_.k_scale;
+    const ScaleMode mode = scale_mode(is_v ? cache_.v_scale : cache_.k_scale);
+    const auto group = static_cast<size_t>(channels_of_scale(mode, static_cast<int64_t>(row.size())));
     const char* what = is_v ? "cache.v" : "cache.k";
     const bool narrow = element_size(dtype) == 1;
-    double scale = 1;
-    if (scales.dtype != ATTUNE_DTYPE_NONE) {
-      const void* at = scale_element(cache_, is_v, slot.page, slot.offset, slot.head);
-      scale = decode(ATTUNE_FLOAT32, at);
-      if (scales.rank == 3) {
-        snapshot_.allow(at, 4);
-        const double amax = amax_of(row, 0, row.size());
-        const double exact = amax / largest_code(dtype);
-        if (power_of_two_scales_) {
-          power_of_two(what, slot, scale, std::max(amax, 1e-4) / largest_code(dtype));
-        } else if (amax > 0) {
-          checker_.element(is_v ? "cache.v_scale" : "cache.k_scale", row_number(slot), slot.head, -1, ATTUNE_FLOAT32,
-                           exact, exact * 1e-6, scale);
-        } else if (!std::isfinite(scale)) {
-          checker_.fail(std::string(what) + ": the scale of a row of zeros is not finite");
-        }
-        if (amax == 0 && !power_of_two_scales_) scale = 1;
-      }
-    }
     const double error = computed_error(row);
+    double scale = 1;
     for (size_t d = 0; d < row.size(); ++d) {
+      if (mode != ScaleMode::kNone && d % group == 0)
+        scale = plain_scale(is_v, slot, row, d, std::min(group, row.size() - d), mode, largest_code(dtype));
       const void* at = pool_element(cache_, is_v, slot.page, slot.offset, slot.head, static_cast<int64_t>(d));
       snapshot_.allow(at, element_size(dtype));
       double code = row[d] / scale;
@@ -107,6 +92,26 @@ class WriteChecker {
   }
 
  private:
+  // The scale of channels [first, first + count) of a row of a plain cache, checked where it was written.
+  double plain_scale(bool is_v, const Slot& slot, const std::vector<double>& row, size_t first, size_t count,
+                     ScaleMode mode, double largest) {
+    const void* at = scale_element(cache_, is_v, slot.page, slot.offset, slot.head, static_cast<int64_t>(first));
+    const double scale = decode(ATTUNE_FLOAT32, at);
+    if (!scales_by_token(mode)) return scale;
+    snapshot_.allow(at, 4);
+    const char* what = is_v ? "cache.v_scale" : "cache.k_scale";
+    const double amax = amax_of(row, first, count), exact = amax / largest;
+    if (power_of_two_scales_) {
+      power_of_two(what, slot, scale, std::max(amax, 1e-4) / largest);
+    } else if (amax > 0) {
+      checker_.element(what, row_number(slot), slot.head, static_cast<int64_t>(first), ATTUNE_FLOAT32, exact,
+                       exact * 1e-6, scale);
+    } else if (!std::isfinite(scale)) {
+      checker_.fail(std::string(what) + ": the scale of a row of zeros is not finite");
+    }
+    return amax == 0 && !power_of_two_scales_ ? 1 : scale;
+  }
+
   int64_t row_number(const Slot& slot) const { return slot.page * page_size_ + slot.offset; }
 
   // The least that is not below what the row's largest element asks for.

@@ -187,11 +187,15 @@ void Problem::make_pool(attune_kv_cache& cache, const CacheSpec& spec, int64_t p
     if (!c.shared_kv) cache.v = add(".v", shape(true, c.head_dim_v), pad_rows);
   }
   if (spec.scales == ScaleMode::kNone) return;
-  const std::vector<int64_t> scales = scale_shape(spec.scales, spec.layout, pages, page_size, heads);
-  Layout layout;
-  if (scales_by_token(spec.scales) && (spec.page_padding || odd)) layout.padding = {0, 3, 0};
-  cache.k_scale = arena_.add(name + ".k_scale", ATTUNE_FLOAT32, scales, layout);
-  if (!c.shared_kv) cache.v_scale = arena_.add(name + ".v_scale", ATTUNE_FLOAT32, scales, layout);
+  const auto add_scales = [&](const char* which, int64_t dim) {
+    const std::vector<int64_t> scales = scale_shape(spec.scales, spec.layout, pages, page_size, heads, dim);
+    Layout layout;
+    layout.padding.assign(scales.size(), 0);
+    if (scales_by_token(spec.scales) && (spec.page_padding || odd)) layout.padding[1] = 3;
+    return arena_.add(name + which, ATTUNE_FLOAT32, scales, layout);
+  };
+  cache.k_scale = add_scales(".k_scale", c.head_dim_qk);
+  if (!c.shared_kv) cache.v_scale = add_scales(".v_scale", c.head_dim_v);
   if (scales_by_token(spec.scales)) return;
   const auto fill = [&](const attune_tensor& t, double unit) {
     for_each_element(t, [&](const int64_t* index, void* element) {
@@ -254,12 +258,12 @@ void Problem::fill_pool(attune_kv_cache& cache, const CacheSpec& spec, const std
       const int64_t page = static_cast<int64_t>(slot) / page_size, offset = static_cast<int64_t>(slot) % page_size;
       for (int64_t g = 0; g < c.num_heads_kv; ++g) {
         double scale = 1;
-        if (spec.scales != ScaleMode::kNone) {
-          void* at = scale_element(cache, is_v, page, offset, g);
-          if (scales_by_token(spec.scales)) encode(ATTUNE_FLOAT32, scale_unit(dtype) * (0.5 + random_.uniform()), at);
-          scale = decode(ATTUNE_FLOAT32, at);
-        }
         for (int64_t d = 0; d < dim; ++d) {
+          if (spec.scales != ScaleMode::kNone && d % channels_of_scale(spec.scales, dim) == 0) {
+            void* at = scale_element(cache, is_v, page, offset, g, d);
+            if (scales_by_token(spec.scales)) encode(ATTUNE_FLOAT32, scale_unit(dtype) * (0.5 + random_.uniform()), at);
+            scale = decode(ATTUNE_FLOAT32, at);
+          }
           const double x = is_v ? value_value() : key_value(d);
           encode(dtype, x / scale, pool_element(cache, is_v, page, offset, g, d), dtype == ATTUNE_FLOAT8_E5M2);
         }

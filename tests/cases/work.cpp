@@ -14,7 +14,8 @@ double token_bytes(const Case& c, bool cached) {
   if (cached && c.cache.format == ATTUNE_KV_MLA_584) return 584;
   const int64_t elements = c.head_dim_qk + (c.shared_kv ? 0 : c.head_dim_v);
   const int64_t size = element_size(cached ? c.cache_dtype() : c.dtype);
-  const int64_t scales = cached ? scale_bytes_of_row(c.cache.scales) * (c.shared_kv ? 1 : 2) : 0;
+  const auto scales_of = [&](int64_t dim) { return cached ? scale_bytes_of_row(c.cache.scales, dim) : 0; };
+  const int64_t scales = scales_of(c.head_dim_qk) + (c.shared_kv ? 0 : scales_of(c.head_dim_v));
   return static_cast<double>(elements * size + scales);
 }
 

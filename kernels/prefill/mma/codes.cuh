@@ -87,7 +87,7 @@ struct CodeTile {
 template <bool kValues>
 __device__ __forceinline__ void copy_scale(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
                                            const SharedStorage& shared, int row, float* to) {
-  const kernels::KvScale& scale = kValues ? p.v_scale : p.k_scale;
+  const KvScale& scale = kValues ? p.v_scale : p.k_scale;
   if (!tile.cached || scale.mode == ScaleMode::kNone) {
     *to = 1.0f;
     return;
@@ -142,7 +142,7 @@ __device__ __forceinline__ void multiply_by_odd_scales(const WorkTileParams& p, 
   constexpr int kTo = Config::kCodeTypeV, kChunks = kernels::mma_chunks(Config::kHeadDimV);
   const int row = static_cast<int>(threadIdx.x), key = tile.start + row;
   if (row < Config::kKeys && key >= tile.low && key < tile.high) {
-    const float scale = common::scale_of(p, t, kv_head, key, true);
+    const float scale = common::scale_of(p, t, kv_head, key, true).all;
 #pragma unroll 1
     for (int chunk = 0; chunk < kChunks && !is_finite(scale); ++chunk) {
       unsigned x[4];
@@ -174,8 +174,8 @@ template <class Storage>
 __device__ __forceinline__ void store_constants(const WorkTileParams& p, const WorkTile& t, Storage& shared) {
   if constexpr (Config::kQuantized) shared.threshold = p.max_logits != nullptr ? 0.0f : Config::kRescaleThreshold;
   if constexpr (Config::kQuantized && !Config::kTokenScales) {
-    shared.k_scale = common::scale_of(p, t, shared.kv_head, 0, false);
-    const float v_scale = common::scale_of(p, t, shared.kv_head, 0, true);
+    shared.k_scale = common::scale_of(p, t, shared.kv_head, 0, false).all;
+    const float v_scale = common::scale_of(p, t, shared.kv_head, 0, true).all;
     shared.v_is_odd = !is_finite(v_scale);
     shared.v_scale = is_finite(v_scale) ? v_scale : 1.0f;
   }

@@ -69,10 +69,10 @@ __device__ __forceinline__ void store_parts(const Find& find, const Strided& pla
 __device__ __forceinline__ void load_queries(const WorkTileParams& p, const WorkTile& t, int head, const Fp32Rows& vec4,
                                              unsigned to) {
   const auto find = [&](int row) -> PieceRow {
-    if (row >= t.num_tokens) return {nullptr, 1.0f};
+    if (row >= t.num_tokens) return {nullptr, {1.0f}};
     return {p.q + 4 * common::row_offset(p, t.batch, t.q_begin, t.token_begin + row, head, p.q_batch_stride,
                                          p.q_row_stride, p.q_head_stride),
-            1.0f};
+            {1.0f}};
   };
   store_parts<common::kFloat32, Config::kHeadDimQk, Config::kRows>(find, {0, 0, p.q_dim_stride}, vec4.q, to);
 }
@@ -82,16 +82,17 @@ template <bool kValues>
 __device__ __forceinline__ PieceRow cached_row(const WorkTileParams& p, const WorkTile& t, int kv_head, int key) {
   const kernels::KvPlane& plane = kValues ? p.v : p.k;
   const common::Slot s = common::find_slot(p, t.batch, key, kValues);
-  if (!common::is_there(p, s.page)) return {nullptr, 1.0f};
+  if (!common::is_there(p, s.page)) return {nullptr, {1.0f}};
   return {plane.data + s.page * plane.page_stride + s.slot * plane.slot_stride + kv_head * plane.head_stride,
-          Config::kCacheType != common::kFloat32 ? common::scale_of(p, t, kv_head, key, kValues) : 1.0f};
+          Config::kCacheType == common::kFloat32 ? common::RowScale{1.0f}
+                                                 : common::scale_of(p, t, kv_head, key, kValues)};
 }
 template <bool kValues>
 __device__ __forceinline__ PieceRow dense_row(const WorkTileParams& p, const WorkTile& t, int kv_head, int key) {
   const kernels::NewRows& rows = kValues ? p.new_v : p.new_k;
   return {rows.data + 4 * (t.batch * rows.batch_stride + (t.kv_row + key - t.num_cached) * rows.row_stride +
                            kv_head * rows.head_stride),
-          1.0f};
+          {1.0f}};
 }
 
 template <bool kValues>
@@ -101,7 +102,7 @@ __device__ __forceinline__ void load_tile(const WorkTileParams& p, const WorkTil
   const auto rows = [&](const auto& row_of) {
     return [&](int row) -> PieceRow {
       const int key = tile.start + row;
-      if (key < tile.low || key >= tile.high) return {nullptr, 1.0f};
+      if (key < tile.low || key >= tile.high) return {nullptr, {1.0f}};
       return row_of(p, t, kv_head, key);
     };
   };

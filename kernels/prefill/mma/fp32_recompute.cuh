@@ -21,7 +21,7 @@ __device__ __forceinline__ float element(const WorkTileParams& p, const WorkTile
                                          int channel) {
   if (Config::kCached && (!Config::kDense || key < t.num_cached)) {
     const Strided place = Strided::of(kValues ? p.v : p.k);
-    return common::load_element(Config::kCacheType, row.data, place.offset(channel)) * row.scale;
+    return common::load_element(Config::kCacheType, row.data, place.offset(channel)) * row.scale.at(channel);
   }
   return common::load_element(common::kFloat32, row.data,
                               Strided::of(kValues ? p.new_v : p.new_k).offset(channel));
@@ -38,7 +38,7 @@ __device__ __forceinline__ void recompute_row(const WorkTileParams& p, const Wor
   for (int begin = t.first_key; begin < t.end_key; begin += 32) {
     const int key = begin + lane;
     bool counts = key < t.end_key && rows.sees(p, t, token, key);
-    PieceRow k{nullptr, 1.0f};
+    PieceRow k{nullptr, {1.0f}};
     if (counts) k = row_of_key<false>(p, t, kv_head, key);
     counts = counts && k.data != nullptr && (key >= t.num_cached || common::has_value(p, t.batch, key));
     float s = -ptx::infinity();

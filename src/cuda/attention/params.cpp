@@ -170,7 +170,7 @@ void fill_problem(const Problem& p, const kernels::T5Table& t5, AttentionParams&
 Coverage coverage() {
   Coverage c;
   c[Axis::kQueries] = use::kRagged | use::kFixed;
-  c[Axis::kKvScales] = use::kNoScale | use::kPerTensor | use::kPerHead | use::kPerTokenHead;
+  c[Axis::kKvScales] = use::kCodecScales;
   c[Axis::kKvLayout] = use::kNhd | use::kHnd | use::kXpacked;
   c[Axis::kMask] =
       use::kNoMask | use::kCausal | use::kWindow | use::kKeyMasks | use::kRanges | use::kFinished | use::kSkipDecode;

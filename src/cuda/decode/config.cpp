@@ -229,7 +229,7 @@ KernelSpec Config::main_kernel() const {
                   define("ATTUNE_BLOCKS_PER_SM", blocks_per_sm),
                   define("ATTUNE_LOAD", static_cast<int>(load)),
                   define("ATTUNE_COPY_BYTES", copy_bytes),
-                  define("ATTUNE_TOKEN_SCALES", token_scales ? 1 : 0),
+                  define("ATTUNE_TOKEN_SCALES", token_scales),
                   define("ATTUNE_SCORE", score),
                   define("ATTUNE_MASK", mask),
                   define("ATTUNE_NEW_TOKENS", new_tokens ? 1 : 0),
@@ -263,7 +263,7 @@ Config choose_config(const Problem& p, const DeviceShape& device, const std::str
   c.kv_dtype = p.cache.k.dtype;
   c.out_dtype = p.out.dtype;
   c.parts = parts_of(p.q.dtype, c.kv_dtype);
-  c.token_scales = p.cache.has_token_scales();
+  c.token_scales = p.cache.token_scales();
   c.score = attention::score_kinds(p);
   c.mask = attention::mask_kinds(p);
   c.t5 = attention::t5_buckets(p);
@@ -281,7 +281,7 @@ Config choose_config(const Problem& p, const DeviceShape& device, const std::str
   const bool wide = std::max(p.head_dim_qk, p.head_dim_v) > 128;
   // Scales by token, mask bits, score tables and bf16x3 take registers too.
   const bool busy = c.mask != 0 || (c.score & use::kTables) != 0 || dtype_size(c.kv_dtype) == 4;
-  c.row_tiles = rows <= 8 || (wide && busy) ? 1 : rows <= 16 || wide || c.token_scales || busy ? 2 : 4;
+  c.row_tiles = rows <= 8 || (wide && busy) ? 1 : rows <= 16 || wide || c.token_scales != 0 || busy ? 2 : 4;
   const int64_t blocks_of_rows = std::max<int64_t>(1, ceil_div(rows, c.rows()));
   if (p.prologue.append && (p.cache.ring_capacity > 0 || p.beam_width > 1)) {
     c.append_counters = p.batch / p.beam_width * p.heads_kv;

@@ -35,7 +35,7 @@ struct Config {
   int warps = 4, stages = 2, blocks_per_sm = 2;
   Load load = Load::kTiles;
   int copy_bytes = 16;
-  bool token_scales = false;
+  int token_scales = 0;  // KvCache::token_scales()
   int score = 0, mask = 0;
   bool new_tokens = false;  // beside the cache
   bool prologue = false;    // something but append

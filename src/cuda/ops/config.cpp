@@ -73,8 +73,7 @@ int scales_of(const KvCache& c, bool with_v) {
 }
 
 int cache_type(const KvCache& c, bool with_v) {
-  if (!c.format->plain) return 0;
-  return with_v && c.k.dtype != c.v.dtype ? 0 : c.k.dtype;
+  return !c.format->plain || (with_v && c.k.dtype != c.v.dtype) ? 0 : c.k.dtype;
 }
 
 // The largest power of two that divides both.

@@ -32,11 +32,6 @@ bool has_vectors(const KvPlane& p, int64_t channels) {
 
 char* bytes(const void* data) { return const_cast<char*>(static_cast<const char*>(data)); }
 
-void fill_finished(const FlagView& finished, kernels::RowTokens& t) {
-  t.finished = finished.data;
-  t.finished_stride = finished.stride;
-}
-
 kernels::RowTokens cache_tokens(const CacheProblem& op) {
   kernels::RowTokens t{};
   t.total = op.tokens;
@@ -48,7 +43,7 @@ kernels::RowTokens cache_tokens(const CacheProblem& op) {
   t.fixed = op.fixed;
   t.cu_seqlens = int_table(op.cu);
   t.seqused = int_table(op.seqused);
-  fill_finished(op.finished, t);
+  t.finished = op.finished.data, t.finished_stride = op.finished.stride;
   return t;
 }
 
@@ -146,7 +141,7 @@ kernels::StoreParams store_params(const PrepareProblem& op) {
   k.tokens.fixed = op.fixed;
   k.tokens.cu_seqlens = int_table(op.cu);
   k.tokens.seqused = int_table(op.seqused);
-  fill_finished(op.finished, k.tokens);
+  k.tokens.finished = op.finished.data, k.tokens.finished_stride = op.finished.stride;
   k.tokens.clamp_used = op.cache && op.cache.ring_capacity == 0 ? 1 : 0;
   const RowView* in[3] = {&op.q, &op.k, &op.v};
   const RowView* out[3] = {&op.q_out, &op.k_out, &op.v_out};

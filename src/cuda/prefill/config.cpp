@@ -103,8 +103,9 @@ bool gathers(const Problem& p) {
 }  // namespace
 
 size_t Config::shared_bytes() const {
-  return static_cast<size_t>(kernels::prefill_shared_bytes(rows, keys, stages, raw_stages, head_dim_qk, head_dim_v,
-                                                           static_cast<int>(dtype_size(dtype)), query_stages, cluster));
+  return static_cast<size_t>(kernels::prefill_shared_bytes(rows, keys, stages, raw_stages, token_scales, head_dim_qk,
+                                                           head_dim_v, static_cast<int>(dtype_size(dtype)),
+                                                           query_stages, cluster));
 }
 
 KernelSpec Config::main_kernel() const {
@@ -116,7 +117,7 @@ KernelSpec Config::main_kernel() const {
        define("ATTUNE_OUT_TYPE", out_dtype), define("ATTUNE_SCORE", score), define("ATTUNE_MASK", mask),
        define("ATTUNE_CACHED", cached ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0), define("ATTUNE_KEYS", keys),
        define("ATTUNE_STAGES", stages), define("ATTUNE_CACHE_TYPE", cache_dtype), define("ATTUNE_ROWS", rows),
-       define("ATTUNE_RAW_STAGES", raw_stages), define("ATTUNE_TOKEN_SCALES", token_scales ? 1 : 0)},
+       define("ATTUNE_RAW_STAGES", raw_stages), define("ATTUNE_TOKEN_SCALES", token_scales)},
       shared_bytes()};
   if (x_packed) spec.defines.push_back(define("ATTUNE_XPACKED", 1));
   if (gather > 0) spec.defines.push_back(define("ATTUNE_GATHER", gather));
@@ -198,7 +199,7 @@ void choose_tiles(const Problem& p, Config& c) {
   const bool quantized = c.cache_dtype != c.dtype;
   if ((quantized || c.gather > 0) && widest > 192) c.keys = 32;
   // Per-token scales and fp16 queries: each P is two bf16 numbers.
-  if (quantized && c.token_scales && c.dtype == ATTUNE_FLOAT16) c.keys = std::min(c.keys, 64);
+  if (quantized && c.token_scales != 0 && c.dtype == ATTUNE_FLOAT16) c.keys = std::min(c.keys, 64);
   // x-packed V takes registers, and so do the gathering warps.
   if (c.gather > 0 && c.x_packed && c.score != 0 && widest > 64) c.keys = std::min(c.keys, 64);
   // There are two loops over tiles, for cached and for dense V.
@@ -218,7 +219,7 @@ void choose_tiles(const Problem& p, Config& c) {
 // Registers of a thread: keys / 2 for S, 3 keys / 4 for P in three bf16 parts. GEMMs of fewer than 64 keys would be
 // bound by shared memory.
 void choose_fp32_tiles(Config& c) {
-  c.token_scales = false;                                         // all scales are applied before numbers are split
+  c.token_scales = 0;                                             // all scales are applied before numbers are split
   c.rows = c.head_dim_qk > 128 || c.head_dim_v > 128 ? 64 : 128;  // q, K and V take three times the shared memory
   c.keys = 64, c.stages = 4;
   while (c.stages > 1 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.stages;
@@ -255,7 +256,7 @@ Config choose_config(const Problem& p, int num_sms, int max_decode_q) {
   c.head_dim_v = static_cast<int>(p.head_dim_v);
   c.dtype = c.cache_dtype = p.q.dtype;
   if (p.cache) c.cache_dtype = p.cache.k.dtype;
-  c.token_scales = p.cache && p.cache.has_token_scales();
+  if (p.cache) c.token_scales = p.cache.token_scales();
   c.out_dtype = p.out.dtype;
   c.score = score_kinds(p);
   c.low_cap = c.score == use::kSoftcap && is_low_cap(p.softcap);
@@ -352,13 +353,10 @@ kernels::Fp32Rows fp32_rows(const Problem& p) {
                : 0;
   };
   const auto plane = [&](const KvPlane& v, int64_t head_dim) {
-    const std::initializer_list<int64_t> counts = {head_dim,
-                                                   v.page_stride,
-                                                   v.slot_stride,
-                                                   v.head_stride,
-                                                   v.contiguous ? 0 : v.pack,
-                                                   v.contiguous ? 0 : v.outer_stride};
-    return v.inner_stride == 1 ? lies_in_fours(v.data, v.element_size, counts) : 0;
+    if (v.inner_stride != 1) return 0;
+    return lies_in_fours(v.data, v.element_size,
+                         {head_dim, v.page_stride, v.slot_stride, v.head_stride, v.contiguous ? 0 : v.pack,
+                          v.contiguous ? 0 : v.outer_stride});
   };
   kernels::Fp32Rows r{};
   r.q = rows(p.q, p.head_dim_qk);

@@ -27,7 +27,7 @@ struct Config : attention::WorkTiles {
   bool x_packed = false;  // the cache
   int gather = 0;         // bytes of a cp.async, where the TMA cannot copy the cache; else 0
   bool cached = false, dense = false;
-  bool token_scales = false;  // K or V of the cache has a scale for each token
+  int token_scales = 0;  // KvCache::token_scales()
 
   kernels::T5Table t5 = {};  // buckets; a run brings the table itself
   int max_decode_q = 0;      // sequences with at most so many queries are left to another kernel

@@ -212,6 +212,7 @@ std::string refusal_of_codes(const Problem& p) {
 
 Coverage coverage() {
   Coverage c = prefill_kernel().coverage;
+  c[Axis::kKvScales] = use::kNoScale | use::kPerTensor | use::kPerHead | use::kPerTokenHead;
   c[Axis::kKvLayout] = use::kNhd | use::kHnd;
   return c;
 }
