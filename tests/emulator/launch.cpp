@@ -238,6 +238,7 @@ class Launch {
       Block& b = place.cluster->blocks[i];
       b.cluster = place.cluster.get();
       b.fibers = &place.fibers[size_t{threads_} * i];
+      b.first_thread = threads_ * i;
       b.unfinished = threads_;
       b.waits.resize(threads_, kReady);
       b.cluster_generations.resize(threads_);

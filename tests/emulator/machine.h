@@ -73,6 +73,7 @@ struct Block {
   std::vector<unsigned char> static_shared;  // while another block has the modules' variables
   Turns turns;
   unsigned turn = 0, current = 0, unfinished = 0;
+  unsigned first_thread = 0;  // of the cluster's
   Index index = {}, grid = {};
   uint64_t progress = 0;  // changes with everything that somebody may wait for
   const std::function<void()>* kernel = nullptr;

@@ -19,10 +19,6 @@ Shadow::Shadow(unsigned cluster, unsigned blocks, unsigned threads, size_t stati
   for (Cells& cells : cells_) cells.words.resize((kSharedBytes + static_bytes + 3) / 4);
 }
 
-unsigned Shadow::first_thread(const Block& b) const {
-  return static_cast<unsigned>((&b - b.cluster->blocks.data()) * static_cast<int64_t>(b.waits.size()));
-}
-
 bool Shadow::knows(unsigned lane, unsigned agent, uint32_t time) const {
   return agent == lane || Clock::holds(lanes_[lane].base->known, agent, time);
 }
@@ -61,14 +57,11 @@ void Shadow::begin_product(unsigned lane, const void* sums, size_t bytes) {
   }
   l.registers.push_back(now);
 }
-void Shadow::touch_registers(uintptr_t at, size_t bytes, bool write, void* pc) {
-  for (const Registers& r : lane().registers) {
-    if (at + bytes <= r.begin || at >= r.begin + r.bytes) continue;
-    const unsigned me = running();
-    Access access = {me, me, 0, write, false, Cell::kPlain, here(me, pc)};
-    access.is_register = true;
-    report(access, "which a product has that nobody has waited for", {});
-  }
+void Shadow::report_registers(bool write, void* pc) {
+  const unsigned me = running();
+  Access access = {me, me, 0, write, false, Cell::kPlain, here(me, pc)};
+  access.is_register = true;
+  report(access, "which a product has that nobody has waited for", {});
 }
 
 void Shadow::write_by_copy(const void* at, unsigned bytes, const Barrier& counts, bool async) {
@@ -218,7 +211,7 @@ void Shadow::check_reads(const Cell& cell, const Access& access) {
 
 // What threads of the block know to be over is over when the block ends.
 void Shadow::end_block() {
-  const unsigned first = first_thread(*g_block), count = static_cast<unsigned>(g_block->waits.size());
+  const unsigned first = g_block->first_thread, count = static_cast<unsigned>(g_block->waits.size());
   Clock all;
   for (unsigned i = first; i < first + count; ++i) {
     all.join(*lanes_[i].base);
@@ -297,14 +290,19 @@ void Shadow::check_global(const GlobalCell& cell, uintptr_t at, Access access) {
 
 // Only whether two write one place, and whether what is read has been written before: inputs are everybody's.
 void Shadow::in_global(uintptr_t at, size_t bytes, const Access& given) {
+  GlobalPage* page = nullptr;  // that of the byte before
   for (const uintptr_t end = at + bytes; at < end; ++at) {
-    const auto found = s_global.pages.find(at / kPage);
-    if (found == s_global.pages.end() && !given.write) {
-      at |= kPage - 1;
-      continue;
+    if (page == nullptr || at % kPage == 0) {
+      const auto found = s_global.pages.find(at / kPage);
+      if (found == s_global.pages.end() && !given.write) {
+        page = nullptr;
+        at |= kPage - 1;
+        continue;
+      }
+      std::unique_ptr<GlobalPage>& kept = found != s_global.pages.end() ? found->second : s_global.pages[at / kPage];
+      if (kept == nullptr) kept = std::make_unique<GlobalPage>();
+      page = kept.get();
     }
-    std::unique_ptr<GlobalPage>& page = found != s_global.pages.end() ? found->second : s_global.pages[at / kPage];
-    if (page == nullptr) page = std::make_unique<GlobalPage>();
     GlobalCell& cell = page->cells[at % kPage];
     // A load of several words may take in a counter that it does not look at.
     const bool may_be = cell.kind == Cell::kAtomic && (given.kind == Cell::kAtomic || !given.write);

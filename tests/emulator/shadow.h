@@ -60,7 +60,12 @@ class Shadow {
   // By a warp's products.
   void read_by_product(const void* at, unsigned bytes);
   void begin_product(unsigned lane, const void* sums, size_t bytes);
-  void touch_registers(uintptr_t at, size_t bytes, bool write, void* pc);
+  // Of each access to a stack: inline, as most of them touch none.
+  void touch_registers(uintptr_t at, size_t bytes, bool write, void* pc) {
+    for (const Registers& r : lane().registers) {
+      if (at + bytes > r.begin && at < r.begin + r.bytes) report_registers(write, pc);
+    }
+  }
   void close_products();
   void wait_for_products(uint32_t pending);
   // By copies that a barrier counts.
@@ -128,8 +133,7 @@ class Shadow {
     std::map<const void*, std::map<unsigned, std::shared_ptr<Clock>>> atomics;
   };
 
-  unsigned running() const { return first_thread(*g_block) + g_block->current; }
-  unsigned first_thread(const Block& b) const;
+  unsigned running() const { return g_block->first_thread + g_block->current; }
   ShadowLane& lane() { return lanes_[running()]; }
   uint32_t& time_of(unsigned lane) { return times_[lane / 32]; }
   unsigned copies_of(unsigned lane) const { return static_cast<unsigned>(lanes_.size()) + lane; }
@@ -154,6 +158,7 @@ class Shadow {
   void forget_reads(Cell& cell);
   void split(Cells& cells, unsigned word);
   void report(const Access& access, const std::string& what, Site other);
+  void report_registers(bool write, void* pc);
   std::string name_of(unsigned agent) const;
 
   unsigned cluster_;
