@@ -41,3 +41,19 @@ if(CCACHE_PROGRAM)
     endif()
   endforeach()
 endif()
+
+# attune_precompile(TARGET HEADER...): headers of others that most of its files include, and else are read once for each. A file
+# includes what it uses all the same. Not for the library: the wheel's build finds its objects in ccache by paths that both have.
+function(attune_precompile target)
+  target_precompile_headers(${target} PRIVATE ${ARGN})
+  # Without these ccache leaves such files to the compiler.
+  if(CMAKE_CXX_COMPILER_LAUNCHER MATCHES "ccache")
+    set_target_properties(${target} PROPERTIES CXX_COMPILER_LAUNCHER
+      "${CMAKE_COMMAND};-E;env;CCACHE_SLOPPINESS=pch_defines,time_macros;${CMAKE_CXX_COMPILER_LAUNCHER}")
+  endif()
+  if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    target_compile_options(${target} PRIVATE "SHELL:-Xclang -fno-pch-timestamp")
+  elseif(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(${target} PRIVATE -fpch-preprocess)
+  endif()
+endfunction()
