@@ -163,11 +163,12 @@ def test_supported_by_gpus_that_are_not_here():
     """Of each compute capability that the registry has kernels for."""
     spec = attune.Spec((4, 8, 64), "bfloat16")
     floats = attune.Spec((4, 8, 64), "float32")
-    for capability in (8, 0), (8, 9), (9, 0), (12, 0):
-        assert attune.supported(spec, spec, spec, capability=capability)
-    assert attune.supported(floats, floats, floats, capability=(9, 0))
-    refused = attune.supported(floats, floats, floats, capability=(8, 6))
-    assert not refused and refused.reason.endswith("compute capability 9.0, this is 8.6")
+    wide = attune.Spec((4, 8, 320), "bfloat16")
+    for capability in (8, 0), (8, 6), (8, 9), (9, 0), (12, 0):
+        for given in spec, floats:
+            assert attune.supported(given, given, given, capability=capability)
+        refused = attune.supported(wide, wide, wide, capability=capability)
+        assert not refused and "head_dim_qk: 320 (at most 256)" in refused.reason
     assert attune.supported(spec, spec, spec, capability=(7, 5)).reason.endswith("the kernels need 8.0 (Ampere) or newer")
     for given, error, reason in ((90, attune.WrongType, "capability is 90; a pair"), ((9,), attune.WrongType, "capability is"),
                                  ((-1, 99), attune.InvalidArgument, r"capability is \(-1, 99\); .* 0..99 and .* 0..9"),
