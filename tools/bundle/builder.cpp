@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <stdexcept>
 #include <thread>
 
@@ -28,6 +30,18 @@ std::vector<std::string> measured(const ManifestEntry& entry) {
   return entry.module.target.as_ptx ? std::vector<std::string>() : entry.entries;
 }
 
+std::string name_of(const ManifestEntry& entry, const std::string& kernel) {
+  return cuda::spec_name({entry.module.source, kernel, entry.module.defines, 0});
+}
+
+// Of cuda::to_hex()'s text; of another text, a digest that no bundle has.
+cuda::Digest from_hex(const std::string& text) {
+  cuda::Digest digest = {};
+  for (size_t i = 0; i < digest.size() && 2 * i + 2 <= text.size(); ++i)
+    digest[i] = static_cast<uint8_t>(std::strtoul(text.substr(2 * i, 2).c_str(), nullptr, 16));
+  return digest;
+}
+
 // What the last build left, where its compiler was the same.
 class Previous {
  public:
@@ -44,17 +58,18 @@ class Previous {
     if (ledger_.compiler != compiler) bundle_.reset();
   }
 
-  bool find(const cuda::Digest& key, const ManifestEntry& entry, Module* module) const {
-    const std::string hex = cuda::to_hex(key);
-    if (bundle_ == nullptr || !report_["modules"].contains(hex)) return false;
+  // By the code, as the key changes with comments too.
+  bool find(const std::string& code, const ManifestEntry& entry, Module* module) const {
+    if (bundle_ == nullptr || !report_["modules"].contains(code)) return false;
+    const Json& found = report_["modules"][code];
     for (const std::string& name : measured(entry)) {
-      const auto it = ledger_.kernels.find(cuda::spec_name({entry.module.source, name, entry.module.defines, 0}));
+      const auto it = ledger_.kernels.find(name_of(entry, name));
       if (it == ledger_.kernels.end()) return false;
       module->resources[name] = it->second;
     }
     std::string why;
-    module->image = bundle_->find(key, &why);
-    module->warnings = report_["modules"][hex].get<std::vector<std::string>>();
+    module->image = bundle_->find(from_hex(found["key"].get<std::string>()), &why);
+    module->warnings = found["warnings"].get<std::vector<std::string>>();
     return !module->image.empty();
   }
 
@@ -81,23 +96,45 @@ Module compile(const ManifestEntry& entry, const cuda::SourceUnit& unit, std::ve
   return module;
 }
 
+// The resources of all entries, where the ledger has them of this code.
+std::map<std::string, Resources> recorded_of(const ManifestEntry& entry, const Ledger& known,
+                                             const std::string& compiler, const std::string& code) {
+  std::map<std::string, Resources> all;
+  for (const std::string& name : measured(entry)) {
+    const std::optional<Resources> one = recorded(known, compiler, name_of(entry, name), code);
+    if (!one) return {};
+    all[name] = *one;
+  }
+  return all;
+}
+
 }  // namespace
 
 Build build_bundle(const std::vector<ManifestEntry>& manifest, const cuda::Nvrtc& nvrtc,
-                   const std::string& previous_bundle, const std::string& previous_report, unsigned num_threads) {
+                   const std::string& previous_bundle, const std::string& previous_report, unsigned num_threads,
+                   const Ledger* known) {
   const Previous previous(previous_bundle, previous_report, nvrtc.version());
   Build build;
   build.resources.compiler = nvrtc.version();
   std::atomic<size_t> next{0};
   std::mutex mutex;
   std::exception_ptr failure;
+  std::set<std::string> sources;
+  std::set<const ManifestEntry*> firsts;
+  for (const ManifestEntry& entry : manifest) {
+    if (sources.insert(entry.module.source).second) firsts.insert(&entry);
+  }
 
   auto one = [&](const ManifestEntry& entry) {
     const cuda::SourceUnit unit = cuda::read_source(entry.module.source);
     const std::vector<std::string> options = cuda::compiler_options(entry.module);
     const cuda::Digest key = cuda::module_key(unit, options);
+    const std::string code = code_digest(unit, options);
     Module module;
-    const bool reused = previous.find(key, entry, &module);
+    if (known != nullptr && !firsts.contains(&entry))
+      module.resources = recorded_of(entry, *known, nvrtc.version(), code);
+    const bool left_out = !module.resources.empty();
+    const bool reused = left_out || previous.find(code, entry, &module);
     const auto start = std::chrono::steady_clock::now();
     if (!reused) module = compile(entry, unit, options, nvrtc);
     const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
@@ -107,11 +144,13 @@ Build build_bundle(const std::vector<ManifestEntry>& manifest, const cuda::Nvrtc
       ++build.compiled;
       build.longest_ms = std::max(build.longest_ms, elapsed.count());
     }
-    build.entries.push_back({key, std::move(module.image)});
-    build.warnings[cuda::to_hex(key)] = std::move(module.warnings);
     for (const auto& [name, resources] : module.resources) {
-      build.resources.kernels[cuda::spec_name({entry.module.source, name, entry.module.defines, 0})] = resources;
+      build.resources.kernels[name_of(entry, name)] = resources;
+      if (module.warnings.empty()) build.resources.code[name_of(entry, name)] = code;
     }
+    if (left_out) return build.left_out.push_back(cuda::module_name(entry.module));
+    build.entries.push_back({key, std::move(module.image)});
+    build.modules[code] = {key, std::move(module.warnings)};
   };
   auto work = [&] {
     for (size_t i = next.fetch_add(1); i < manifest.size(); i = next.fetch_add(1)) {
@@ -136,7 +175,9 @@ Build build_bundle(const std::vector<ManifestEntry>& manifest, const cuda::Nvrtc
 
 std::string report_text(const Build& build) {
   Json report;
-  report["modules"] = build.warnings;
+  for (const auto& [code, module] : build.modules)
+    report["modules"][code] = {{"key", cuda::to_hex(module.key)}, {"warnings", module.warnings}};
+  report["left_out"] = build.left_out;
   report["ledger"] = Json::parse(ledger_text(build.resources));
   return report.dump(1) + "\n";
 }
@@ -147,9 +188,13 @@ std::vector<std::string> report_warnings(const std::string& report) {
   std::vector<std::string> all;
   const Json json = Json::parse(report);
   for (const auto& item : json.at("modules").items()) {
-    for (const Json& line : item.value()) all.push_back(line.get<std::string>());
+    for (const Json& line : item.value().at("warnings")) all.push_back(line.get<std::string>());
   }
   return all;
+}
+
+std::vector<std::string> report_left_out(const std::string& report) {
+  return Json::parse(report).at("left_out").get<std::vector<std::string>>();
 }
 
 }  // namespace attune::bundle

@@ -181,26 +181,76 @@ TEST(Code, ComparesWhatIsClamped) {
 }
 
 TEST(Ledger, RoundTrips) {
-  const Ledger ledger = {"13.0", {{"a.cu f D=64", {168, 1032, 0, 0, 0}}, {"a.cu g", {8, 0, 0, 0, 0}}}};
+  const Ledger ledger = {
+      "13.0", {{"a.cu f D=64", {168, 1032, 0, 0, 0}}, {"a.cu g", {8, 0, 0, 0, 0}}}, {{"a.cu g", "12ab"}}};
   const Ledger read = parse_ledger(ledger_text(ledger));
+  EXPECT_EQ(read.code, ledger.code);
   EXPECT_EQ(read.compiler, ledger.compiler);
   EXPECT_EQ(read.kernels, ledger.kernels);
   EXPECT_THROW(parse_ledger(R"({"compiler": "13.0", "kernels": {"f": {"registers": 1}}})"), std::runtime_error);
 }
 
 TEST(Ledger, ReportsEveryDifference) {
-  const Ledger expected = {"13.0", {{"f", {100, 0, 0, 0, 0}}, {"gone", {8, 0, 0, 0, 0}}}};
+  const Ledger expected = {"13.0", {{"f", {100, 0, 0, 0, 0}}, {"gone", {8, 0, 0, 0, 0}}}, {}};
   EXPECT_TRUE(check_ledger(expected, expected).empty());
-  Ledger measured = {"13.0", {{"f", {101, 0, 0, 0, 0}}, {"new", {8, 0, 0, 0, 0}}}};
+  Ledger measured = {"13.0", {{"f", {101, 0, 0, 0, 0}}, {"new", {8, 0, 0, 0, 0}}}, {}};
   EXPECT_EQ(check_ledger(expected, measured).size(), 3u);
   // Another compiler's registers are its own affair; its spills are not.
-  measured = {"13.1", {{"f", {101, 0, 0, 0, 0}}, {"gone", {8, 0, 0, 0, 0}}}};
+  measured = {"13.1", {{"f", {101, 0, 0, 0, 0}}, {"gone", {8, 0, 0, 0, 0}}}, {}};
   EXPECT_TRUE(check_ledger(expected, measured).empty());
   measured.kernels["f"].spill_loads = 4;
   ASSERT_EQ(check_ledger(expected, measured).size(), 1u);
   EXPECT_NE(check_ledger(expected, measured)[0].find("f spills"), std::string::npos);
   // A spill that someone wrote into the ledger stays a fault.
   EXPECT_EQ(check_ledger(measured, measured).size(), 1u);
+}
+
+TEST(Ledger, KnowsCodeByWhatIsCompiled) {
+  cuda::SourceUnit unit;
+  unit.path = "a.cu", unit.text = "int a;  // one\n\n  f(\"//x\");\n";
+  unit.headers = {{"b.h", "// two\nint b;\n"}};
+  const std::string code = code_digest(unit, {"-arch=sm_90a"});
+  const auto with = [&](const std::string& text, const std::string& header) {
+    cuda::SourceUnit other = unit;
+    other.text = text, other.headers[0].second = header;
+    return code_digest(other, {"-arch=sm_90a"});
+  };
+  EXPECT_EQ(with("int a;\n// other\nf(\"//x\");", "int b;  // three"), code);
+  EXPECT_NE(with("int a;\nf(\"//y\");\n", "int b;\n"), code);
+  EXPECT_NE(with(unit.text, "int c;\n"), code);
+  EXPECT_NE(with("inta;\nf(\"//x\");", "int b;\n"), code);
+  EXPECT_NE(code_digest(unit, {"-arch=sm_80"}), code);
+
+  const Ledger ledger = {"13.0", {{"f", {100, 0, 0, 0, 0}}, {"g", {8, 0, 0, 0, 0}}}, {{"f", code}}};
+  EXPECT_EQ(recorded(ledger, "13.0", "f", code), (Resources{100, 0, 0, 0, 0}));
+  EXPECT_FALSE(recorded(ledger, "13.1", "f", code));
+  EXPECT_FALSE(recorded(ledger, "13.0", "f", code + "0"));
+  EXPECT_FALSE(recorded(ledger, "13.0", "g", code));  // its compiler warned
+  EXPECT_FALSE(recorded(ledger, "13.0", "h", code));
+}
+
+TEST(Builder, SamplesWhatTheLedgerKnows) {
+  std::string why;
+  const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(99, &why);
+  if (nvrtc == nullptr) GTEST_SKIP() << why;
+  std::vector<ManifestEntry> manifest;
+  for (const char* a : {"2", "3", "4"}) manifest.push_back({{"selftest/saxpy.cu", {{"A", a}}}, {"saxpy"}});
+  Ledger known = build_bundle(manifest, *nvrtc, "", "", 2).resources;
+  ASSERT_EQ(known.code.size(), 3u);
+  Build sample = build_bundle(manifest, *nvrtc, "", "", 2, &known);
+  EXPECT_EQ(sample.compiled, 1u);  // the first of the source
+  EXPECT_EQ(sample.entries.size(), 1u);
+  EXPECT_EQ(sample.resources.kernels, known.kernels);
+  std::vector<std::string> left_out = report_left_out(report_text(sample));
+  std::sort(left_out.begin(), left_out.end());
+  EXPECT_EQ(left_out, (std::vector<std::string>{"selftest/saxpy.cu A=3", "selftest/saxpy.cu A=4"}));
+  // Code that changed, or a ledger of another compiler: compiled, so that the ledger's word is checked.
+  known.code["selftest/saxpy.cu saxpy A=3"] = "0";
+  sample = build_bundle(manifest, *nvrtc, "", "", 2, &known);
+  EXPECT_EQ(sample.compiled, 2u);
+  EXPECT_EQ(sample.left_out, std::vector<std::string>{"selftest/saxpy.cu A=4"});
+  known.compiler = "1.0";
+  EXPECT_EQ(build_bundle(manifest, *nvrtc, "", "", 2, &known).compiled, 3u);
 }
 
 TEST(Builder, KeepsWhatDidNotChange) {
@@ -224,6 +274,21 @@ TEST(Builder, KeepsWhatDidNotChange) {
             build.resources.kernels.at("selftest/saxpy.cu saxpy A=2"));
   // The file of the report is not to be trusted blindly.
   EXPECT_EQ(build_bundle(manifest, *nvrtc, bundle, report.substr(0, report.size() / 2), 2).compiled, 2u);
+
+  // A comment changes the key by which the library finds a module, and not its code.
+  const std::string folder = testing::TempDir() + "attune_builder_test_kernels";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder + "/selftest");
+  const cuda::SourceUnit unit = cuda::read_source("selftest/saxpy.cu", "");
+  std::ofstream(folder + "/" + unit.path) << "// A comment.\n" << unit.text;
+  for (const auto& [path, text] : unit.headers) std::ofstream(folder + "/" + path) << text;
+  setenv("ATTUNE_KERNEL_DIR", folder.c_str(), 1);
+  const Build commented = build_bundle({manifest[0]}, *nvrtc, bundle, report, 2);
+  unsetenv("ATTUNE_KERNEL_DIR");
+  std::filesystem::remove_all(folder);
+  EXPECT_EQ(commented.compiled, 0u);
+  EXPECT_NE(commented.entries.at(0).key, build.entries.at(0).key);
+  EXPECT_EQ(commented.entries.at(0).image, build.entries.at(0).image);
 
   // PTX has no resources to report, and is kept likewise.
   manifest.push_back({{"selftest/saxpy.cu", {{"A", "2"}}, cuda::portable_target()}, {"saxpy"}});

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "core/status.h"
+#include "cuda/jit/sha256.h"
 
 namespace attune::bundle {
 namespace {
@@ -31,7 +32,38 @@ std::string text_of(const Resources& r) {
   return text;
 }
 
+// Without what follows // in a line, blanks at its ends, and lines of which nothing is left.
+std::string without_comments(const std::string& source) {
+  std::string code;
+  std::istringstream lines(source);
+  for (std::string line; std::getline(lines, line);) {
+    bool in_string = false;
+    for (size_t i = 0; i < line.size(); ++i) {
+      if (line[i] == '"' && (i == 0 || line[i - 1] != '\\')) in_string = !in_string;
+      if (!in_string && line.compare(i, 2, "//") == 0) line.resize(i);
+    }
+    const size_t first = line.find_first_not_of(" \t");
+    if (first != std::string::npos) code += line.substr(first, line.find_last_not_of(" \t") + 1 - first) + "\n";
+  }
+  return code;
+}
+
 }  // namespace
+
+std::string code_digest(const cuda::SourceUnit& unit, const std::vector<std::string>& options) {
+  cuda::Sha256 hash;
+  hash.update_field(unit.path).update_field(without_comments(unit.text));
+  for (const auto& [path, text] : unit.headers) hash.update_field(path).update_field(without_comments(text));
+  for (const std::string& option : options) hash.update_field(option);
+  return cuda::to_hex(hash.finish()).substr(0, 32);
+}
+
+std::optional<Resources> recorded(const Ledger& ledger, const std::string& compiler, const std::string& name,
+                                  const std::string& code) {
+  const auto known = ledger.code.find(name);
+  if (ledger.compiler != compiler || known == ledger.code.end() || known->second != code) return std::nullopt;
+  return ledger.kernels.at(name);
+}
 
 bool compares_clamped(const std::string& image) {
   constexpr uint64_t kRelu = 1 << 12, kNoPredicates = 63, kThirdOperand = 0xff;
@@ -89,6 +121,7 @@ Ledger parse_ledger(const std::string& text) {
     for (const auto& [name, fields] : json.at("kernels").items()) {
       Resources& r = ledger.kernels[name];
       for (const Field& field : kFields) r.*field.value = fields.at(field.name).get<int64_t>();
+      if (fields.contains("code")) ledger.code[name] = fields["code"].get<std::string>();
     }
   } catch (const Json::exception& e) {
     throw std::runtime_error(std::string("the ledger cannot be read: ") + e.what());
@@ -105,6 +138,8 @@ std::string ledger_text(const Ledger& ledger) {
     for (const Field& field : kFields) {
       text += cat(field.name == kFields[0].name ? "" : ", ", "\"", field.name, "\": ", resources.*field.value);
     }
+    const auto code = ledger.code.find(name);
+    if (code != ledger.code.end()) text += ", \"code\": " + Json(code->second).dump();
     text += "}";
     separator = ",\n";
   }

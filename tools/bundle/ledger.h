@@ -5,8 +5,11 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "cuda/jit/sources.h"
 
 namespace attune::bundle {
 
@@ -30,9 +33,17 @@ bool compares_clamped(const std::string& image);
 struct Ledger {
   std::string compiler;  // NVRTC's version: others give other numbers
   std::map<std::string, Resources> kernels;
+  std::map<std::string, std::string> code;  // code_digest() of what was compiled; none where the compiler warned
 };
 Ledger parse_ledger(const std::string& text);
 std::string ledger_text(const Ledger& ledger);
+
+// A digest, in hexadecimal, of what the compiler sees of a module: its sources without comments, and the options.
+std::string code_digest(const cuda::SourceUnit& unit, const std::vector<std::string>& options);
+
+// What a kernel takes, where the ledger is of this compiler and of this code: compiling it again would say the same.
+std::optional<Resources> recorded(const Ledger& ledger, const std::string& compiler, const std::string& name,
+                                  const std::string& code);
 
 // What is wrong with measured: spills always; with the ledger's own compiler, any difference from it; with another
 // compiler, only kernels that the ledger does not name.

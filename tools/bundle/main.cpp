@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,13 +23,15 @@ using attune::bundle::Ledger;
 constexpr char kUsage[] =
     "usage: attune_bundler build BUNDLE REPORT MANIFEST.. compile with NVRTC; modules whose sources did not change are "
     "kept\n"
+    "       attune_bundler sample LEDGER BUNDLE REPORT MANIFEST.. the same, without the modules that the ledger has of "
+    "the same code; one of each source is compiled always\n"
     "       attune_bundler check REPORT LEDGER            exit code 1 where the ledger disagrees, or the compiler "
     "warned\n"
     "       attune_bundler update REPORT LEDGER           write the ledger from the report\n"
-    "       attune_bundler verify MANIFEST BUNDLE         exit code 1 unless the library finds every module in the "
-    "bundle\n"
-    "       attune_bundler portable check LEDGER          compile for other GPUs; exit code 1 where the ledger "
-    "disagrees\n"
+    "       attune_bundler verify MANIFEST BUNDLE REPORT  exit code 1 unless the library finds every module in the "
+    "bundle, but for those of the report that a sample left out\n"
+    "       attune_bundler portable check LEDGER          compile for other GPUs what the ledger does not have of the "
+    "same code; exit code 1 where it disagrees\n"
     "       attune_bundler portable write LEDGER          write the ledger of that\n"
     "       attune_bundler popular write MODELS MANIFEST PORTABLE  write what the models of a directory ask for, on "
     "Hopper and on others\n"
@@ -47,7 +50,9 @@ void write(const std::string& path, const std::string& text) {
   if (!file) throw std::runtime_error("cannot write " + path);
 }
 
-int build(const std::string& bundle_path, const std::string& report_path, const std::vector<std::string>& manifests) {
+// ledger_path: of a sample, else "".
+int build(const std::string& ledger_path, const std::string& bundle_path, const std::string& report_path,
+          const std::vector<std::string>& manifests) {
   std::string why;
   const attune::cuda::Nvrtc* nvrtc = attune::cuda::find_nvrtc(99, &why);
   if (nvrtc == nullptr) throw std::runtime_error(why);
@@ -56,9 +61,11 @@ int build(const std::string& bundle_path, const std::string& report_path, const 
     const auto more = attune::bundle::parse_manifest(read(path));
     manifest.insert(manifest.end(), more.begin(), more.end());
   }
-  const auto result =
-      attune::bundle::build_bundle(manifest, *nvrtc, bundle_path, attune::cuda::read_file(report_path).value_or(""),
-                                   std::max(1u, std::thread::hardware_concurrency()));
+  Ledger known;
+  if (!ledger_path.empty()) known = attune::bundle::parse_ledger(read(ledger_path));
+  const auto result = attune::bundle::build_bundle(
+      manifest, *nvrtc, bundle_path, attune::cuda::read_file(report_path).value_or(""),
+      std::max(1u, std::thread::hardware_concurrency()), ledger_path.empty() ? nullptr : &known);
   size_t bytes = 0;
   for (const auto& entry : result.entries) bytes += entry.image.size();
   const std::string fault = attune::cuda::write_bundle(bundle_path, nvrtc->major(), nvrtc->minor(), result.entries);
@@ -66,6 +73,8 @@ int build(const std::string& bundle_path, const std::string& report_path, const 
   write(report_path, attune::bundle::report_text(result));
   fmt::print("{}: {} modules, {} KiB; compiled {} with NVRTC {}, the slowest in {:.0f} ms\n", bundle_path,
              result.entries.size(), bytes / 1024, result.compiled, nvrtc->version(), result.longest_ms);
+  if (!result.left_out.empty())
+    fmt::print("{} modules are left out: {} has them of this code\n", result.left_out.size(), ledger_path);
   return 0;
 }
 
@@ -92,12 +101,14 @@ int portable(const std::string& verb, const std::string& ledger_path) {
   const attune::cuda::Nvrtc* nvrtc = attune::cuda::find_nvrtc(99, &why);
   if (nvrtc == nullptr) throw std::runtime_error(why);
   std::vector<std::string> faults;
-  const Ledger measured = attune::bundle::compile_portable(*nvrtc, &faults);
+  const Ledger known = verb == "check" ? attune::bundle::parse_ledger(read(ledger_path)) : Ledger();
+  size_t compiled = 0;
+  const Ledger measured = attune::bundle::compile_portable(*nvrtc, known, &compiled, &faults);
   if (verb == "write") return write(ledger_path, attune::bundle::ledger_text(measured)), 0;
-  const auto differences = attune::bundle::check_ledger(attune::bundle::parse_ledger(read(ledger_path)), measured);
+  const auto differences = attune::bundle::check_ledger(known, measured);
   faults.insert(faults.end(), differences.begin(), differences.end());
   for (const std::string& fault : faults) fmt::print("{}\n", fault);
-  fmt::print("{} kernels, {} faults\n", measured.kernels.size(), faults.size());
+  fmt::print("{} kernels, {} compiled here, {} faults\n", measured.kernels.size(), compiled, faults.size());
   return faults.empty() ? 0 : 1;
 }
 
@@ -122,21 +133,25 @@ int popular(const std::string& verb, const std::string& directory, const std::st
   return code;
 }
 
-int verify(const std::string& manifest_path, const std::string& bundle_path) {
+int verify(const std::string& manifest_path, const std::string& bundle_path, const std::string& report_path) {
   // As on a machine with neither a compiler nor a cache.
   attune::cuda::ImageFinder finder({bundle_path, "", false, 99});
-  size_t missing = 0;
+  size_t missing = 0, found = 0;
+  const std::vector<std::string> left_out = attune::bundle::report_left_out(read(report_path));
+  const std::set<std::string> absent(left_out.begin(), left_out.end());
   const auto manifest = attune::bundle::parse_manifest(read(manifest_path));
   for (const auto& entry : manifest) {
+    if (absent.contains(attune::cuda::module_name(entry.module))) continue;
     try {
       finder.find(entry.module);
+      ++found;
     } catch (const std::exception& e) {
       fmt::print("{}\n", e.what());
       ++missing;
     }
   }
-  fmt::print("{} of {} modules are in {}\n", manifest.size() - missing, manifest.size(), bundle_path);
-  return missing == 0 ? 0 : 1;
+  fmt::print("{} of {} modules are in {}; {} were left out\n", found, manifest.size(), bundle_path, absent.size());
+  return missing == 0 && found > 0 ? 0 : 1;
 }
 
 }  // namespace
@@ -147,9 +162,11 @@ int main(int argc, char** argv) {
   unsetenv("ATTUNE_KERNEL_DIR");
   const std::vector<std::string> args(argv + 1, argv + argc);
   try {
-    if (args.size() >= 4 && args[0] == "build") return build(args[1], args[2], {args.begin() + 3, args.end()});
+    if (args.size() >= 4 && args[0] == "build") return build("", args[1], args[2], {args.begin() + 3, args.end()});
+    if (args.size() >= 5 && args[0] == "sample")
+      return build(args[1], args[2], args[3], {args.begin() + 4, args.end()});
     if (args.size() == 3 && args[0] == "check") return check(args[1], args[2]);
-    if (args.size() == 3 && args[0] == "verify") return verify(args[1], args[2]);
+    if (args.size() == 4 && args[0] == "verify") return verify(args[1], args[2], args[3]);
     if (args.size() == 5 && args[0] == "popular" && (args[1] == "write" || args[1] == "check")) {
       return popular(args[1], args[2], args[3], args[4]);
     }

@@ -234,15 +234,23 @@ std::vector<ManifestEntry> portable_kernels() {
   return list;
 }
 
-Ledger compile_portable(const cuda::Nvrtc& nvrtc, std::vector<std::string>* warnings) {
+Ledger compile_portable(const cuda::Nvrtc& nvrtc, const Ledger& known, size_t* compiled,
+                        std::vector<std::string>* warnings) {
   Ledger ledger;
   ledger.compiler = nvrtc.version();
   for (const ManifestEntry& e : portable_kernels()) {
     std::vector<std::string> options = cuda::compiler_options(e.module);
-    options.push_back("--ptxas-options=-v");
-    const cuda::Compiled compiled = nvrtc.compile(cuda::read_source(e.module.source, ""), options);
-    const auto all = parse_ptxas_log(compiled.log, warnings);
-    for (const std::string& entry : e.entries) ledger.kernels[name_of(e.module, entry)] = all.at(entry);
+    const cuda::SourceUnit unit = cuda::read_source(e.module.source, "");
+    const std::string code = code_digest(unit, options), name = name_of(e.module, e.entries.at(0));
+    std::optional<Resources> resources = recorded(known, nvrtc.version(), name, code);
+    const size_t warned = warnings->size();
+    if (!resources) {
+      options.push_back("--ptxas-options=-v");
+      resources = parse_ptxas_log(nvrtc.compile(unit, options).log, warnings).at(e.entries[0]);
+      ++*compiled;
+    }
+    ledger.kernels[name] = *resources;
+    if (warnings->size() == warned) ledger.code[name] = code;
   }
   return ledger;
 }
