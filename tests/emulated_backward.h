@@ -39,11 +39,11 @@ class EmulatedBackward : public Emulated {
       what.blocks = blocks_of_run(what, c, p);
       if (what.blocks == 0) continue;
       if (what.arguments == cuda::backward::Arguments::kMaps) {
-        const cuda::backward::Maps m = cuda::backward::describe_maps(p, c, what.of);
+        const cuda::backward::Maps m = cuda::backward::describe_maps(p, c, what.outputs);
         launch(what, params, emulator::tensor_map(m.own_x), emulator::tensor_map(m.own_y), emulator::tensor_map(m.x),
                emulator::tensor_map(m.y));
       } else if (what.arguments == cuda::backward::Arguments::kBlockSum) {
-        launch(what, cuda::backward::block_sum_params(p, params, what.of));
+        launch(what, cuda::backward::block_sum_params(p, params, what.outputs));
       } else {
         launch(what, params);
       }

@@ -120,7 +120,7 @@ TEST_F(EmulatedBackwardMma, HasAShapeForEveryGpu) {
   for (const Architecture& gpu : kArchitectures) {
     for (int head_dim = 1; head_dim <= 256; ++head_dim) {
       backward::Config c;
-      c.way = backward::Way::kMma;
+      c.mma = backward::MmaInstruction::kMmaSync;
       c.limits = {gpu.shared_per_sm, gpu.shared_a_block};
       c.head_dim_qk = c.head_dim_v = head_dim;
       c.dtype = ATTUNE_FLOAT32, c.with_sinks = c.with_dlse = true;

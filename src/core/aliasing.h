@@ -10,7 +10,7 @@
 
 namespace attune {
 
-// appended: the cache that the operation writes to, or null. workspace: the part of it that a run may write.
+// appended: the cache that the operation writes to, or null. workspace: what a run may write of it.
 void check_apart(const attune_attention& a, const KvCache* appended, const void* workspace, size_t workspace_bytes);
 // a: that of op.attention.
 void check_apart(const attune_attention_backward& op, const attune_attention& a, const void* workspace,

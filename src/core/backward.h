@@ -40,8 +40,7 @@ void check_dtypes(const BackwardDtypes& planned, const BackwardDtypes& run);
 BackwardProblem make_backward(const attune_attention_backward& op, const attune_attention& a, Data data);
 // What the forward uses, with the dtypes of the gradients for its outputs.
 Traits traits_of(const BackwardProblem& p, const attune_attention& a);
-// Keys of each sequence as they lie in k, whether in use or not: num_dense and kv_begin of each of the forward's
-// sequences. out has p.forward.batch entries.
+// The rows of each sequence in k, in use or not: sets num_dense and kv_begin. out has p.forward.batch entries.
 void make_key_extents(const BackwardProblem& p, Sequence* out);
 
 // A plan of one kernel for one descriptor, as KernelPlan.

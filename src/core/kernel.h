@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a kernel is to the library: the part of the operation space that it covers, as data, and how it makes a plan.
+// A kernel of the registry: the part of the operation space that it covers, as data, and how it makes a plan.
 #pragma once
 
 #include <cstdint>
@@ -125,9 +125,9 @@ struct Kernel {
   std::string (*refusal)(const Problem& p) = nullptr;
   // Whether a later row of the registry that also takes the problem is the better choice. Null: never.
   bool (*leaves)(const Problem& p) = nullptr;
-  // In place of make_plan where operation is kAttentionBackward.
+  // Used instead of make_plan where the operation is kAttentionBackward.
   std::unique_ptr<BackwardPlan> (*make_backward_plan)(const BackwardProblem& p, int32_t device_index) = nullptr;
-  // As refusal, of what only the backward has. Null: it takes all.
+  // As refusal, for what only the backward has. Null: it takes all.
   std::string (*backward_refusal)(const BackwardProblem& p) = nullptr;
   // GPUs with all of these features have better rows, and take this one only where ATTUNE_KERNEL names it. 0: none.
   unsigned left_by = 0;

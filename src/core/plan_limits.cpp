@@ -16,7 +16,8 @@ PlanLimits plan_limits(const Problem& p) {
       {"beam_width", kSame, p.beam_width},  // kernels count the readers of a cache by request: beam_width sequences
       {"batch", kAtMost, p.batch},
       {"total_q", kAtMost, p.total_q},
-      {"seqlen_q", kAtMost, p.fixed_q},  // total_q does not bound the blocks: each sequence may end with a partial one
+      // total_q alone does not bound the row blocks, as the last one of each sequence may be partial.
+      {"seqlen_q", kAtMost, p.fixed_q},
       {"max_seqlen_q", kAtMost, p.max_seqlen_q},
       {"the number of dense keys", kAtMost, p.k.rows},
       {"indices: topk", kAtMost, p.list.topk},

@@ -37,7 +37,7 @@ void read_queries(Problem& p, const attune_attention& a, Data data) {
   }
 }
 
-// k and v beside a cache: the tokens of the queries.
+// k and v beside a cache are the new tokens, those of the queries.
 void read_new_tokens(Problem& p, const attune_attention& a) {
   p.new_tokens = true;
   require(!present(a.cu_seqlens_kv),
@@ -48,7 +48,7 @@ void read_new_tokens(Problem& p, const attune_attention& a) {
     check_extent("k", a.k, i, a.q.shape[i], "as q: the new tokens are those of the queries");
 }
 
-// k and v without a cache: the rows of each sequence.
+// k and v without a cache are all keys: finds the rows of each sequence.
 void read_dense_sequences(Problem& p, const attune_attention& a, Data data) {
   p.dense_kv = true;
   if (a.k.rank == 4) {
@@ -167,7 +167,7 @@ void read_extra_cache(Problem& p, const attune_attention& a, Data data) {
           " KV heads, but cache has ", p.heads_kv);
 }
 
-// What cannot go with indices, which name slots and not positions.
+// Refuses what needs positions beside indices, which name slots.
 void refuse_beside_indices(const Problem& p, const attune_attention& a) {
   require(!p.new_tokens,
           "k is set beside cache and indices; append the new tokens first (attune_cache_op, attune_qkv_prepare)");
@@ -311,7 +311,7 @@ void read_score(Problem& p, const attune_attention& a, Data data) {
     check_tensor("bias", a.bias, kFloats, {3}, data);
     require(a.bias.shape[0] == 1 || a.bias.shape[0] == p.heads_q, "bias.shape[0] is ", a.bias.shape[0],
             "; it must be 1 or ", p.heads_q, " (num_heads_q)");
-    // Lengths that tables hold are attune_validate's: here they may be on a device.
+    // attune_validate checks lengths in tables: here they may be on a device.
     if (p.dense_kv && !p.cu_kv && !p.seqused && p.total_q > 0) {
       for (const int axis : {1, 2})
         require(a.bias.shape[axis] >= p.fixed_kv, "bias.shape[", axis, "] is ", a.bias.shape[axis],
@@ -369,7 +369,7 @@ void read_prologue(Problem& p, const attune_attention& a, Data data) {
           "prologue.append is 1, but there is no cache with new tokens (cache.k and k)");
   check_scales(p.prologue, p.cache);
   if (p.sparse && p.cache) {
-    require(!p.prologue.turns() || p.prologue.has_positions,
+    require(!p.prologue.has_rope() || p.prologue.has_positions,
             "prologue.rope_cos_sin is set without prologue.positions, but indices name slots, which say nothing of "
             "where queries stand");
     require(!p.prologue.logn, "prologue.logn is set, but indices name slots, which say nothing of where queries stand");

@@ -177,7 +177,8 @@ Prologue make_prologue(const attune_prologue& p, const PrologueShapes& s, Data d
   out.power_of_two_scales = p.power_of_two_scales == 1;
   require(out.append || !out.power_of_two_scales,
           "prologue.power_of_two_scales is 1, but prologue.append is 0: no scale is written");
-  out.any = out.scaled || out.q_bias || out.k_bias || out.v_bias || out.ia3_k || out.ia3_v || out.turns() || out.logn;
+  out.any =
+      out.scaled || out.q_bias || out.k_bias || out.v_bias || out.ia3_k || out.ia3_v || out.has_rope() || out.logn;
   return out;
 }
 

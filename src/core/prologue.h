@@ -33,7 +33,7 @@ struct Prologue {
   ParamView logn;
   int64_t logn_length = 0;
 
-  bool turns() const { return rotary_dim > 0; }
+  bool has_rope() const { return rotary_dim > 0; }
 };
 
 // What the checks need to know of the operation. Fields of tensors that are not given are not read.

@@ -11,7 +11,7 @@
 
 namespace attune {
 
-// The last three are read or written as the operation uses its cache.
+// Whether the last three are read or written depends on how the operation uses its cache.
 enum class TensorRole { kRead, kWritten, kCacheRows, kKeyScales, kValueScales };
 
 struct TensorField {

@@ -30,7 +30,7 @@ std::string known_names() {
 
 std::string Target::option() const {
   if (!as_ptx) return name;
-  // Those without any of the features share the oldest one's.
+  // GPUs without any feature share the PTX of the oldest.
   return cat("compute_", features == 0 ? kOldestCapability : capability);
 }
 

@@ -63,7 +63,7 @@ Target target_of(const Architecture& architecture);
 Target own_target(int capability);
 // PTX that every GPU can run: the fallback where neither the bundle nor a compiler has code for a GPU.
 Target portable_target();
-// What it runs as the architecture of that name. "" in *why, or why it cannot.
+// The target of a GPU that shall run as the architecture of that name (ATTUNE_ARCH). *why: "", or why it cannot.
 Target forced_target(const std::string& name, int capability, std::string* why);
 
 // "" if all of `needs` (bits of ptx::Feature) are there, else e.g. "wgmma: compute capability 9.0, this is 8.6".

@@ -36,7 +36,7 @@ std::string read_device(const Driver& d, Ordinal device, DeviceInfo* info) {
   return result == kSuccess ? std::string() : cat("cannot be read: ", error_text(d, result));
 }
 
-// Plans as for that architecture.
+// Makes plans those of that architecture: its target, and its limits where these are lower.
 void set_target(const Target& target, const Architecture& like, DeviceInfo* info) {
   info->target = target;
   info->shared_bytes_per_block = std::min<int64_t>(info->shared_bytes_per_block, like.shared_a_block);

@@ -21,7 +21,7 @@ struct DeviceInfo {
   int64_t memory_bytes = 0;
   int64_t l2_bytes = 0;
   int64_t shared_bytes_per_block = 0;  // the most that one block may ask for, static and dynamic
-  int64_t shared_bytes_per_sm = 0;     // both no more than the target has
+  int64_t shared_bytes_per_sm = 0;     // neither is more than the target has
   Target target;                       // what kernels are planned and compiled for
   std::string why_not;                 // "" if the kernels run here, else one sentence
   bool usable() const { return why_not.empty(); }
@@ -50,7 +50,7 @@ class ScopedContext {
   const Driver* driver_ = nullptr;  // null: nothing was pushed
 };
 
-// Where kernels come from, as far as a target is chosen by it.
+// What the choice of a target needs to know of the places that kernels come from.
 struct KernelSources {
   std::function<bool(const Target&)> bundles;  // whether the bundle has kernels of a target
   std::function<bool()> can_compile;           // asked last: it opens the compiler

@@ -22,7 +22,7 @@ class HostTables {
  public:
   using Copy = std::function<void(void* to, const void* from, size_t bytes)>;
 
-  // Copies in the order of the stream, and waits for the copies. The device must reach the problem's pointers.
+  // Enqueues the copies on the stream and waits for them. The device must reach the problem's pointers.
   HostTables(const Problem& p, int32_t device, void* stream);
   // Copies by any function.
   HostTables(const Problem& p, const Copy& copy);

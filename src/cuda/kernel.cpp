@@ -8,7 +8,7 @@
 #include <tuple>
 #include <unordered_map>
 
-#include "core/side_by_side.h"
+#include "core/parallel.h"
 #include "core/status.h"
 #include "cuda/device.h"
 #include "cuda/jit/image.h"
@@ -21,8 +21,7 @@ struct LoadedModule {
   Library library = nullptr;
   KernelOrigin origin = KernelOrigin::kCompiled;
 };
-// The mutex is held while it is found or compiled, so that threads that want the same module wait for one compiler, and
-// threads that want others do not.
+// The mutex is held while the module is found or compiled: threads that want the same one wait, others do not.
 struct Module {
   std::mutex mutex;
   LoadedModule loaded;
@@ -161,7 +160,7 @@ class KernelCache {
     if (found == kErrorNotFound) fail(ATTUNE_INTERNAL, "kernel source ", spec.source, " has no entry ", spec.entry);
     check(found, cat("finding ", k.name));
 
-    // Loading now, not lazily: the first launch may be inside a stream capture.
+    // Loads now and not lazily, as the first launch may be inside a stream capture.
     const ScopedContext context(device);
     check(d.cuKernelGetFunction(&k.function, k.kernel), cat("loading ", k.name));
     check(d.cuFuncLoad(k.function), cat("loading ", k.name));
@@ -175,7 +174,7 @@ class KernelCache {
     k.local_bytes = attribute(FunctionAttribute::kLocalSizeBytes);
     k.max_threads = attribute(FunctionAttribute::kMaxThreadsPerBlock);
 
-    // Permissions, not reservations: what a launch takes is what it asks for.
+    // These raise the limits of the kernel; a launch still takes only what it asks for.
     const DeviceInfo& info = require_device(device);
     k.max_dynamic_shared_bytes = static_cast<int32_t>(info.shared_bytes_per_block) - k.static_shared_bytes;
     Ordinal handle = 0;
@@ -233,7 +232,7 @@ void warm(const std::vector<KernelSpec>& all, int32_t device) {
   for (const KernelSpec& spec : all)
     if (!the_cache().has(spec, device)) specs.push_back(spec);
   if (specs.empty()) return;
-  side_by_side(specs.size(), [&](size_t i) { get_kernel(specs[i], device); });
+  run_in_parallel(specs.size(), [&](size_t i) { get_kernel(specs[i], device); });
 }
 
 int32_t CompiledKernel::blocks_per_sm(int32_t threads, size_t dynamic_shared_bytes) const {
@@ -245,7 +244,7 @@ int32_t CompiledKernel::blocks_per_sm(int32_t threads, size_t dynamic_shared_byt
 }
 
 int32_t CompiledKernel::max_active_clusters(uint32_t cluster_x, int32_t threads, size_t dynamic_shared_bytes) const {
-  // Kept, because every plan asks and the driver answers more slowly than it launches.
+  // Cached: every plan asks, and the driver takes longer to answer than to launch.
   static std::shared_mutex mutex;
   static auto& known = *new std::map<std::tuple<const CompiledKernel*, uint32_t, int32_t, size_t>, int32_t>;
   const auto question = std::make_tuple(this, cluster_x, threads, dynamic_shared_bytes);

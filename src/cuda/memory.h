@@ -42,7 +42,7 @@ class DeviceMemory {
   DevicePointer pointer_ = 0;
 };
 
-// Enqueued on the stream; host memory is pageable, so both return when the host buffer may be used again.
+// Both enqueue a copy. Host memory is pageable, so they return once the host buffer may be used again.
 void copy_to_device(const Stream& stream, void* to, const void* from, size_t bytes);
 void copy_to_host(const Stream& stream, void* to, const void* from, size_t bytes);
 void fill_bytes(const Stream& stream, void* to, unsigned char value, size_t bytes);

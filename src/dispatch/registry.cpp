@@ -56,7 +56,7 @@ const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_ty
       continue;
     if (any && k->left_by != 0 && (target.features & k->left_by) == k->left_by) continue;
     std::string refusal = k->refusal != nullptr ? k->refusal(p) : std::string();
-    // A backward's looks at what only the coverage's problems have.
+    // backward_refusal may only be asked about a problem that the coverage takes: it reads fields that others lack.
     const int distance_of_axes = k->coverage.distance(t);
     if (backward != nullptr && k->backward_refusal != nullptr && distance_of_axes == 0)
       refusal = k->backward_refusal(*backward);

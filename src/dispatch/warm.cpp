@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dispatch/warm.h"
 
+#include "core/parallel.h"
 #include "core/problem.h"
-#include "core/side_by_side.h"
 #include "core/status.h"
 #include "core/versioned.h"
 #include "dispatch/device.h"
@@ -21,7 +21,7 @@ void plan_once(const attune_attention* a, attune_device device) {
 
 void warm_kernels(std::span<const attune_attention* const> attentions, attune_device device) {
   check_device(device);
-  side_by_side(attentions.size(), [&](size_t i) {
+  run_in_parallel(attentions.size(), [&](size_t i) {
     try {
       plan_once(attentions[i], device);
     } catch (const Failure& e) {

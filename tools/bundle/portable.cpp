@@ -101,7 +101,7 @@ attune_attention latent_step(int64_t heads, bool sparse) {
 cuda::backward::Config gradients(int head_dim, attune_dtype dtype, const cuda::Architecture& to) {
   cuda::backward::Config c{head_dim, head_dim, dtype};
   c.gradients = to.capability >= 120 ? kernels::kGradientDq : kernels::kGradients;
-  c.way = cuda::backward::Way::kMma;
+  c.mma = cuda::backward::MmaInstruction::kMmaSync;
   c.limits = {to.shared_per_sm, to.shared_a_block};
   return c;
 }

@@ -135,7 +135,7 @@ void fill_sizes(const Problem& p, AttentionParams& k) {
   k.whole_pairs = p.batch_invariant ? 1 : 0;
 }
 
-// What else a schedule may be of follows from its plan: causality, skip_decode, heads.
+// The stamp leaves out what cannot differ between the runs of a plan: causality, skip_decode, heads.
 unsigned stamp_of_call(const Problem& p) {
   Stamp stamp = stamp_of_shapes(p);
   const bool may_skip = p.finished != nullptr || p.skip_decode;
@@ -193,7 +193,7 @@ int mask_kinds(const Problem& p) {
   return static_cast<int>(p.num_ranges > 0 ? kinds : kinds & ~use::kRanges);
 }
 
-// Where each bucket of the logarithmic part begins, so that the device compares integers.
+// The first distance of each logarithmic bucket. The device compares integers with these and takes no logarithm.
 kernels::T5Table t5_buckets(const Problem& p) {
   kernels::T5Table t{};
   if (!p.t5_bias || !table_refusal(p).empty()) return t;

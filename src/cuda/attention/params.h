@@ -12,15 +12,16 @@ namespace attune::cuda::attention {
 // What decode and prefill cover alike; each adds queries, keys and a prologue.
 Coverage coverage();
 
-// The score terms and masks that the kernels are compiled for, ATTUNE_SCORE and ATTUNE_MASK (common/kinds.h), and T5's
-// buckets without their table.
+// What the kernels are compiled for: score terms (ATTUNE_SCORE) and masks (ATTUNE_MASK) of common/kinds.h. And T5's
+// buckets; the table itself comes with a run.
 int score_kinds(const Problem& p);
 int mask_kinds(const Problem& p);
 kernels::T5Table t5_buckets(const Problem& p);
 // "" if the tables fit the kernels, else why they do not.
 std::string table_refusal(const Problem& p);
 
-// Rows of tokens beside the cache: as q lies; or batch_stride 0 where rows are numbered through.
+// Rows of tokens beside the cache. new_rows: in batches as q's. dense_rows: batch_stride 0 where the tensor has no
+// batch axis.
 kernels::NewRows new_rows(const Problem& p, const RowView& v);
 kernels::NewRows dense_rows(const RowView& v);
 // What every attention kernel needs of a problem: sizes, rows, cache, scores and masks.

@@ -30,7 +30,8 @@ void WorkTilePlan::run(const Problem& p, void* workspace, void* stream) const {
     check_run(p);
     return attend(p, workspace, stream);
   }
-  // The plan could not check this: tables had no addresses yet, and these say whether k and v are of q's tokens.
+  // The plan could not check this: the addresses of tables say whether k and v belong to q's tokens, and a plan has no
+  // addresses.
   require_still_taken(name_, prologue_refusal(p));
   std::byte* const rows = static_cast<std::byte*>(workspace) + rows_begin_;
   const Problem after = after_prologue(p, rows, rows_);

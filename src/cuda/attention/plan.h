@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan of prefill or MLA: the schedule; then, before attention, a prologue or copies of q, k and v to the workspace.
+// A plan of prefill or MLA. It launches the schedule, then a prologue or copies of q, k and v to the workspace where
+// these are needed, then attention.
 #pragma once
 
 #include <vector>
@@ -25,7 +26,8 @@ class WorkTilePlan : public KernelPlan {
   WorkTilePlan(const char* name, int32_t device, bool prepares, Rows rows = Rows::kOwnType)
       : name_(name), device_(device), prepares_(prepares), rows_(rows) {}
 
-  // Finds the kernels: attention, its schedule if it has one, others. bytes: of the workspace, without copies of rows.
+  // Finds the kernels: attention first, then its schedule if it has one, then others. bytes: of the workspace, without
+  // copies of rows.
   void find_kernels(const Problem& p, std::vector<KernelSpec> specs, size_t bytes);
 
   const CompiledKernel& kernel(int i) const { return *kernels_[static_cast<size_t>(i)]; }

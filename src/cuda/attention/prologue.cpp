@@ -11,7 +11,8 @@ namespace {
 
 constexpr size_t kRowsAlignment = 256;  // of q, k and v in the workspace
 
-// Rows as in `like`, at multiples of 16 bytes, `at` bytes into memory (null while planning); advances `at`.
+// A dense copy of the rows of `like` for the workspace, `at` bytes into memory (null while planning). Each row begins
+// at a multiple of 16 bytes. Advances `at`.
 RowView dense_rows(const RowView& like, Rows rows, int64_t heads, int64_t head_dim, void* memory, size_t& at) {
   RowView v = like;
   if (rows == Rows::kFp32) v.dtype = ATTUNE_FLOAT32, v.element_size = static_cast<int32_t>(sizeof(float));
@@ -43,8 +44,8 @@ PreparedRows place_rows(const Problem& p, void* memory, Rows rows) {
   return r;
 }
 
-// Whether it depends on a query's position, which the launch before counts from the first new token.
-bool uses_place(const Prologue& p) { return (p.turns() && !p.has_positions) || p.logn; }
+// Whether the prologue depends on a query's position. kernels/rows/store.cu counts that from the first new token.
+bool uses_position(const Prologue& p) { return (p.has_rope() && !p.has_positions) || p.logn; }
 
 bool lies_aligned(const RowView& v) {
   return strides_fit(v) && reinterpret_cast<uintptr_t>(v.data) % static_cast<uintptr_t>(kAlignment) == 0;
@@ -54,7 +55,7 @@ bool lies_aligned(const RowView& v) {
 
 bool is_fp8_attention(const Problem& p) {
   const Prologue& g = p.prologue;
-  const bool others = g.q_bias || g.k_bias || g.v_bias || g.ia3_k || g.ia3_v || g.turns() || g.logn || g.append;
+  const bool others = g.q_bias || g.k_bias || g.v_bias || g.ia3_k || g.ia3_v || g.has_rope() || g.logn || g.append;
   return p.dense_kv && !p.sparse && !others && p.q.dtype == ATTUNE_FLOAT8_E4M3 && p.k.dtype == ATTUNE_FLOAT8_E4M3 &&
          p.v.dtype == ATTUNE_FLOAT8_E4M3;
 }
@@ -63,12 +64,12 @@ bool has_prologue(const Problem& p) { return (p.prologue.any && !is_fp8_attentio
 
 std::string prologue_refusal(const Problem& p) {
   if (!has_prologue(p)) return "";
-  if (p.cache && !p.new_tokens && uses_place(p.prologue))
+  if (p.cache && !p.new_tokens && uses_position(p.prologue))
     return "a prologue of queries alone that asks where they stand";
   if (p.skip_decode) return "a prologue with skip_decode";
   if (p.dense_kv && (p.cu_kv.data != p.cu_q.data || p.fixed_kv != p.fixed_q || p.k.rows != p.q.rows))
     return "a prologue for dense keys that are not q's tokens";
-  if (p.dense_kv && p.seqused && uses_place(p.prologue))
+  if (p.dense_kv && p.seqused && uses_position(p.prologue))
     return "a prologue that asks where tokens stand, with seqused_kv";
   return "";
 }
@@ -103,7 +104,7 @@ PrepareProblem start_prepare(const Problem& p, void* memory, Rows rows) {
   return op;
 }
 
-// All rows, whichever sequence they belong to.
+// Takes all rows as one sequence: copies do not depend on the sequence.
 void take_all(PrepareProblem& op, const RowView& rows) {
   op.total = rows.rows;
   op.fixed = rows.rows_per_batch > 0 ? rows.rows_per_batch : rows.rows;

@@ -18,12 +18,12 @@ TensorMapDesc start_map(const Problem& p, const void* data, int32_t rows_of_box,
   m.swizzle = TensorMapSwizzle::k128B;
   return m;
 }
-// Rows of 128 bytes, zeros beyond the head dim.
+// A box row of 128 codes; the TMA fills zeros beyond the head dim.
 void take_codes(TensorMapDesc& m) {
   m.type = TensorMapType::kUint8;
   m.box[0] = kernels::kRawPitch;
 }
-// The stride of an axis with one element does not matter, and the driver would refuse some.
+// An axis of one element gets a stride that the driver takes: its own is never used, and the driver would refuse some.
 void set_axis(TensorMapDesc& m, int axis, int64_t extent, int64_t stride_bytes) {
   m.shape[axis] = static_cast<uint64_t>(std::max<int64_t>(1, extent));
   m.stride_bytes[axis] = static_cast<uint64_t>(extent > 1 ? stride_bytes : kAlignment);
@@ -106,7 +106,7 @@ TensorMapDesc xpacked_v_map(const Problem& p, int tokens_of_box) {
 TensorMapDesc xpacked_quantized_v_map(const Problem& p, int tokens_of_box) {
   const KvPlane& v = p.cache.v;
   TensorMapDesc m = start_packed_map(p, v, TensorMapSwizzle::kNone);
-  // Where a box is a page with contiguous channels: the same bytes in rows of 256.
+  // A box that is a whole page with contiguous channels is copied as rows of 256 bytes: fewer, longer rows.
   const bool whole = tokens_of_box == p.cache.page_size && tokens_of_box == v.inner_stride;
   const int64_t row = whole ? 256 : tokens_of_box, channels_of_row = row / tokens_of_box;
   m.shape[0] = static_cast<uint64_t>(whole ? row : p.cache.page_size);

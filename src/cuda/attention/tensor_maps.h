@@ -10,7 +10,8 @@ namespace attune::cuda::attention {
 
 inline constexpr int64_t kAlignment = 16;  // bytes, for the TMA
 
-// Whether all rows are contiguous, at multiples of 16 bytes, or of `unit`, from the first one.
+// Whether channels are contiguous, and rows lie at multiples of 16 bytes, or of `unit`, from the first row on. The
+// address of the first row is not looked at.
 bool strides_fit(const RowView& v);
 bool strides_fit(const KvPlane& v, int64_t unit = kAlignment);
 

@@ -26,7 +26,7 @@ int choose_heads_of_tile(int64_t group, int rows_of_tile, int64_t most_tokens) {
 void choose_grid(const Problem& p, int num_sms, WorkTiles& c) {
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
-  // Row blocks of all sequences, at most: a sequence's last one may have a single token.
+  // An upper bound: the last row block of each sequence may hold a single token.
   const int64_t tokens = c.tokens_of_tile;
   const int64_t row_blocks = p.cu_q ? p.total_q / tokens + p.batch : p.batch * ceil_div(p.fixed_q, tokens);
   const int64_t most = c.splits ? num_sms : row_blocks * (p.heads_q / c.heads_of_tile);
@@ -35,13 +35,13 @@ void choose_grid(const Problem& p, int num_sms, WorkTiles& c) {
 }
 
 int keys_of_box(const KvCache& cache, int keys) {
-  const int power = keys & -keys;  // a tile may have 96 keys
+  const int power = keys & -keys;  // a key tile may have 96 keys: boxes of 32
   return cache.paged ? static_cast<int>(std::gcd<int64_t>(cache.page_size, power)) : power;
 }
 
 namespace {
 
-// Returns the bytes of the workspace; null: only counts.
+// Lays out the workspace and returns its bytes. workspace null: only counts.
 size_t lay_out(const WorkTiles& c, void* workspace, kernels::WorkTileParams& k) {
   Workspace w(workspace);
   const int64_t rows = c.splits ? 2 * c.blocks * c.partials.rows : 0;

@@ -12,21 +12,22 @@
 
 namespace attune::cuda::attention {
 
-// Partial outputs: rows of a split; words of stats and channels of a row. listed: for a kernel that combines them.
+// Sizes of the partial outputs: rows of a split; statistics and output channels of a row, in floats. listed: the
+// schedule lists the split row blocks for a combine kernel.
 struct Partials {
   int64_t rows = 0, stats = 0, channels = 0;
   bool listed = false;
 };
 
-// Of a kernel's configuration.
+// The part of their configurations that prefill and MLA share.
 struct WorkTiles {
-  int keys = 128;          // of a tile
+  int keys = 128;          // in a key tile
   int heads_of_tile = 1;   // query heads in a row block
   int tokens_of_tile = 1;  // tokens in a row block, at most
-  int fewest_tiles = 1;    // of a split
+  int fewest_tiles = 1;    // key tiles in a split, at least
   int blocks = 1;          // of the grid; all are resident at once
   int64_t batch = 0;
-  int64_t max_work_tiles = 0;  // that the schedule lists
+  int64_t max_work_tiles = 0;  // the most that the schedule may list
   bool splits = true;          // row blocks may be split along the keys
   Partials partials;
 
@@ -37,10 +38,10 @@ struct WorkTiles {
 // heads.
 int choose_heads_of_tile(int64_t group, int rows_of_tile, int64_t most_tokens = std::numeric_limits<int64_t>::max());
 
-// Sets batch, splits, max_work_tiles and blocks, of a given size of row blocks.
+// Sets batch, splits, max_work_tiles and blocks. The size of row blocks must be set already.
 void choose_grid(const Problem& p, int num_sms, WorkTiles& c);
 
-// Keys of a TMA box of the cache. A power of two, as tiles are.
+// Keys of a TMA box of the cache: the largest power of two that divides the key tile and, in a paged cache, the page.
 int keys_of_box(const KvCache& cache, int keys);
 
 // The parameters that both kernels have. The workspace begins with the list of work tiles.
@@ -49,16 +50,16 @@ kernels::WorkTileParams to_params(const Problem& p, const kernels::T5Table& t5, 
 // The kernel that lists the work tiles. sparse: keys come from index lists.
 KernelSpec schedule_kernel(const WorkTiles& c, bool sparse, bool balanced);
 
-// The first array whose address the TMA cannot copy from. copied: q, k and v are copied before; gathered: so is the
-// cache.
+// The first array whose address the TMA cannot copy from. copied: a launch before copies q, k and v, so any address
+// will do; gathered: threads copy the cache, likewise.
 struct Misaligned {
   const char* name = nullptr;
-  size_t over = 0;
+  size_t over = 0;  // bytes beyond a multiple of 16
 };
 Misaligned find_misaligned(const Problem& p, bool copied, bool gathered);
-// What a kernel does not take, or "".
+// The reason to refuse a plan, or "" where every array is aligned.
 std::string refusal_of(const Misaligned& m);
-// Throws INVALID_ARGUMENT where there is one.
+// Throws INVALID_ARGUMENT where an array of a run is misaligned.
 void check_aligned(const Misaligned& m, const char* kernel);
 
 }  // namespace attune::cuda::attention

@@ -50,11 +50,11 @@ class CudaBackwardPlan final : public BackwardPlan {
       launch.shared_bytes = static_cast<uint32_t>(launches_[i].kernel.shared_bytes);
       launch.stream = stream;
       if (arguments == Arguments::kMaps) {
-        const Maps m = backward::describe_maps(p, c_, launches_[i].of);
+        const Maps m = backward::describe_maps(p, c_, launches_[i].outputs);
         launch_kernel(*kernels_[i], launch, params, make_tensor_map(m.own_x, device_),
                       make_tensor_map(m.own_y, device_), make_tensor_map(m.x, device_), make_tensor_map(m.y, device_));
       } else if (arguments == Arguments::kBlockSum) {
-        launch_kernel(*kernels_[i], launch, backward::block_sum_params(p, params, launches_[i].of));
+        launch_kernel(*kernels_[i], launch, backward::block_sum_params(p, params, launches_[i].outputs));
       } else {
         launch_kernel(*kernels_[i], launch, params);
       }
@@ -64,7 +64,7 @@ class CudaBackwardPlan final : public BackwardPlan {
  private:
   // How dq, dk and dv are computed.
   std::string describe_rows() const {
-    if (c_.way == backward::Way::kMma) {
+    if (c_.mma == backward::MmaInstruction::kMmaSync) {
       const auto shape = c_.mma_shape(kernels::kGradientDq);
       return cat(c_.name(), ": blocks of ", shape.rows(), " rows, tiles of ", shape.tile,
                  "; a pass for dq, and one or two for dk and dv");

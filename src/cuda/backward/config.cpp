@@ -20,7 +20,7 @@ using attention::kAlignment;
 
 constexpr int kLeastMmaRows = 32;
 
-// Lays out the workspace: lists, stats and flags. Returns their bytes; workspace null: only counts.
+// Lays out the workspace, lists, statistics and flags, and returns its bytes. workspace null: only counts.
 size_t lay_out(const Config& c, void* workspace, kernels::BackwardParams& k) {
   Workspace w(workspace);
   const auto take_list = [&](int64_t tiles) {
@@ -34,9 +34,9 @@ size_t lay_out(const Config& c, void* workspace, kernels::BackwardParams& k) {
   k.stats = reinterpret_cast<char*>(w.take<std::byte>(rows * static_cast<int64_t>(c.row_stats_bytes())));
   k.dq_sums = w.take<float>(c.heads_q * c.dq_tiles * kernels::dq_tile_floats(c.head_dim_qk, c.head_dim_v));
   k.dq_semaphores = w.take<unsigned>(c.heads_q * c.dq_tiles);
-  if (c.with_dsinks) k.sink_sums = w.take<float>(c.heads_q * c.sum_tiles);  // else null: not wanted
+  if (c.with_dsinks) k.sink_sums = w.take<float>(c.heads_q * c.sum_tiles);  // null: not wanted
   if (c.t5_entries > 0) k.t5_sums = w.take<float>(c.heads_q * c.t5_entries * c.sum_tiles);
-  if (c.way == Way::kWgmma) {  // else null: several blocks have the rows of one
+  if (c.mma == MmaInstruction::kWgmma) {  // null with mma.sync: several blocks share the 128 rows of a flag
     k.q_nonfinite = w.take<int>(c.blocks(false));
     k.kv_nonfinite = w.take<int>(c.blocks(true));
   }
@@ -65,7 +65,7 @@ void for_each_input(const BackwardProblem& p, const Body& body) {
     body(input);
 }
 
-// Of a kernel that computes gradients; more: what it has beside the problem's own.
+// The macros of a gradient kernel: those of the problem, and the kernel's own, `more`.
 Defines with_defines(const Config& c, Defines more) {
   const Defines own = {define("ATTUNE_TYPE", c.dtype),
                        define("ATTUNE_HEAD_DIM_QK", c.head_dim_qk),
@@ -80,18 +80,18 @@ Defines with_defines(const Config& c, Defines more) {
 }  // namespace
 
 const char* Config::name() const {
-  if (way == Way::kWgmma) return "cuda_backward";
+  if (mma == MmaInstruction::kWgmma) return "cuda_backward";
   return dtype == ATTUNE_FLOAT32 ? "cuda_backward_fp32" : "cuda_backward_mma";
 }
 
-// Shapes by their time: many warps hide each other's waits, and long tiles and blocks are copied less often.
-Config::MmaShape Config::mma_shape(int of) const {
+// Takes the shape with the most resident warps, which hide each other's latency; then the largest, which copies least.
+Config::MmaShape Config::mma_shape(int outputs) const {
   constexpr int64_t kReservedSharedBytes = 1024;  // of each block, by the system
-  // Of a multiprocessor: a thread has up to 255 registers, or 168.
-  const int most_warps = (of & kernels::kGradientTables) != 0 && element_size() == 2 ? 12 : 8;
+  // Warps that registers allow a multiprocessor: a thread has up to 255, or 168.
+  const int most_warps = (outputs & kernels::kGradientTables) != 0 && element_size() == 2 ? 12 : 8;
   MmaShape best{};
   for (const MmaShape shape : {MmaShape{4, 32, 0}, MmaShape{4, 16, 0}, MmaShape{2, 32, 0}, MmaShape{2, 16, 0}}) {
-    const int64_t bytes = kernels::mma_backward_shared_bytes(head_dim_qk, head_dim_v, of, shape.rows(), shape.tile,
+    const int64_t bytes = kernels::mma_backward_shared_bytes(head_dim_qk, head_dim_v, outputs, shape.rows(), shape.tile,
                                                              static_cast<int>(row_stats_bytes()), element_size());
     if (bytes > limits.shared_bytes_per_block) continue;
     const int blocks = static_cast<int>(
@@ -101,18 +101,19 @@ Config::MmaShape Config::mma_shape(int of) const {
   return best;
 }
 
-// Fewer stages of y only where shared memory is too small: with two, the next tile is copied while products run.
-Config::Stages Config::stages(int of) const {
+// Two stages let the next tile be copied while this one is multiplied. y has one only where shared memory is too small.
+Config::Stages Config::stages(int outputs) const {
   const int most = tile() == 32 ? 3 : std::max(head_dim_qk, head_dim_v) > 64 ? 2 : 4;
   constexpr int kMostSharedBytes = 227 * 1024;
   for (const Stages s : {Stages{most, most}, Stages{2, 2}}) {
-    if (shared_bytes(of, s) <= kMostSharedBytes) return s;
+    if (shared_bytes(outputs, s) <= kMostSharedBytes) return s;
   }
   return {2, 1};
 }
 
-int Config::shared_bytes(int of, const Stages& s) const {
-  return kernels::backward_shared_bytes(head_dim_qk, head_dim_v, of, s.x, s.y, static_cast<int>(row_stats_bytes()));
+int Config::shared_bytes(int outputs, const Stages& s) const {
+  return kernels::backward_shared_bytes(head_dim_qk, head_dim_v, outputs, s.x, s.y,
+                                        static_cast<int>(row_stats_bytes()));
 }
 
 KernelSpec Config::schedule_kernel() const { return {"backward/schedule.cu", "attune_backward_schedule", {}, 0}; }
@@ -123,25 +124,25 @@ KernelSpec Config::row_stats_kernel() const {
            define("ATTUNE_WITH_SINKS", with_sinks ? 1 : 0), define("ATTUNE_SINK_SHARES", sink_shares() ? 1 : 0)},
           0};
 }
-KernelSpec Config::gradients_kernel(int of) const {
-  const Stages s = stages(of);
+KernelSpec Config::gradients_kernel(int outputs) const {
+  const Stages s = stages(outputs);
   return {"backward/gradients.cu", "attune_backward_gradients",
-          with_defines(
-              *this, {define("ATTUNE_GRADIENTS", of), define("ATTUNE_X_STAGES", s.x), define("ATTUNE_Y_STAGES", s.y)}),
-          static_cast<size_t>(shared_bytes(of, s))};
+          with_defines(*this, {define("ATTUNE_GRADIENTS", outputs), define("ATTUNE_X_STAGES", s.x),
+                               define("ATTUNE_Y_STAGES", s.y)}),
+          static_cast<size_t>(shared_bytes(outputs, s))};
 }
-KernelSpec Config::mma_kernel(int of) const {
-  const MmaShape s = mma_shape(of);
-  const char* const source = of == kernels::kGradientDbias     ? "backward/dbias.cu"
-                             : of == kernels::kGradientDt5Bias ? "backward/dt5_bias.cu"
-                                                               : "backward/gradients_mma.cu";
-  const char* const entry = of == kernels::kGradientDbias     ? "attune_backward_dbias"
-                            : of == kernels::kGradientDt5Bias ? "attune_backward_dt5_bias"
-                                                              : "attune_backward_gradients_mma";
+KernelSpec Config::mma_kernel(int outputs) const {
+  const MmaShape s = mma_shape(outputs);
+  const char* const source = outputs == kernels::kGradientDbias     ? "backward/dbias.cu"
+                             : outputs == kernels::kGradientDt5Bias ? "backward/dt5_bias.cu"
+                                                                    : "backward/gradients_mma.cu";
+  const char* const entry = outputs == kernels::kGradientDbias     ? "attune_backward_dbias"
+                            : outputs == kernels::kGradientDt5Bias ? "attune_backward_dt5_bias"
+                                                                   : "attune_backward_gradients_mma";
   return {source, entry,
-          with_defines(*this, {define("ATTUNE_GRADIENTS", of), define("ATTUNE_WARPS", s.warps),
+          with_defines(*this, {define("ATTUNE_GRADIENTS", outputs), define("ATTUNE_WARPS", s.warps),
                                define("ATTUNE_TILE", s.tile), define("ATTUNE_BLOCKS_PER_SM", s.blocks_per_sm)}),
-          static_cast<size_t>(kernels::mma_backward_shared_bytes(head_dim_qk, head_dim_v, of, s.rows(), s.tile,
+          static_cast<size_t>(kernels::mma_backward_shared_bytes(head_dim_qk, head_dim_v, outputs, s.rows(), s.tile,
                                                                  static_cast<int>(row_stats_bytes()), element_size()))};
 }
 KernelSpec Config::store_dq_kernel() const {
@@ -166,54 +167,56 @@ int64_t Config::dbias_blocks(const TableView& dbias) const {
 std::vector<Launch> launches(const Config& c) {
   std::vector<Launch> list = {{c.schedule_kernel(), 2, Config::kScheduleThreads}};
   list.push_back({c.row_stats_kernel(), c.blocks(false), Config::kRowThreads});
-  const auto add = [&](int of) {
-    list.push_back(
-        {c.gradients_kernel(of), c.blocks(of != kernels::kGradientDq), Config::kThreads, Arguments::kMaps, of});
+  const auto add = [&](int outputs) {
+    list.push_back({c.gradients_kernel(outputs), c.blocks(outputs != kernels::kGradientDq), Config::kThreads,
+                    Arguments::kMaps, outputs});
   };
-  const auto add_mma = [&](int of) {
-    const Config::MmaShape shape = c.mma_shape(of);
-    list.push_back({c.mma_kernel(of), c.blocks(of != kernels::kGradientDq) * (kernels::kBackwardRows / shape.rows()),
+  const auto add_mma = [&](int outputs) {
+    const Config::MmaShape shape = c.mma_shape(outputs);
+    list.push_back({c.mma_kernel(outputs),
+                    c.blocks(outputs != kernels::kGradientDq) * (kernels::kBackwardRows / shape.rows()),
                     32 * shape.warps});
   };
   const bool with_dq = (c.gradients & kernels::kGradientDq) != 0;
-  if (c.way == Way::kMma) {
+  if (c.mma == MmaInstruction::kMmaSync) {
     const int of_keys = c.gradients & kernels::kGradientDkDv;
     const bool together =
         of_keys == kernels::kGradientDkDv && kernels::mma_has_dk_beside_dv(c.head_dim_qk, c.head_dim_v);
     if (with_dq) add_mma(kernels::kGradientDq);
-    for (const int of : {kernels::kGradientDk, kernels::kGradientDv}) {
-      if (!together && (of_keys & of) != 0) add_mma(of);
+    for (const int outputs : {kernels::kGradientDk, kernels::kGradientDv}) {
+      if (!together && (of_keys & outputs) != 0) add_mma(outputs);
     }
     if (together) add_mma(of_keys);
   } else if (c.has_one_pass()) {
     if (c.gradients != 0) add(with_dq ? kernels::kGradients : kernels::kGradientDkDv);
     if (with_dq) list.push_back({c.store_dq_kernel(), c.blocks(false), Config::kRowThreads});
   } else {
-    for (const int of : {kernels::kGradientDq, kernels::kGradientDk, kernels::kGradientDv}) {
-      if ((c.gradients & of) != 0) add(of);
+    for (const int outputs : {kernels::kGradientDq, kernels::kGradientDk, kernels::kGradientDv}) {
+      if ((c.gradients & outputs) != 0) add(outputs);
     }
   }
   if (with_dq) list.push_back({c.recompute_kernel(false), c.blocks(false), Config::kRowThreads});
   if ((c.gradients & kernels::kGradientDkDv) != 0)
     list.push_back({c.recompute_kernel(true), c.blocks(true), Config::kRowThreads});
-  const auto add_sum = [&](int of, int64_t entries) {
-    list.push_back({c.sum_blocks_kernel(), entries, Config::kRowThreads, Arguments::kBlockSum, of});
+  const auto add_sum = [&](int outputs, int64_t entries) {
+    list.push_back({c.sum_blocks_kernel(), entries, Config::kRowThreads, Arguments::kBlockSum, outputs});
   };
   if (c.with_dsinks) add_sum(kernels::kGradientDsinks, c.heads_q);
   if (c.with_dbias) {
-    const int of = kernels::kGradientDbias;
-    list.push_back({c.mma_kernel(of), 0, 32 * c.mma_shape(of).warps, Arguments::kParams, of});
+    const int outputs = kernels::kGradientDbias;
+    list.push_back({c.mma_kernel(outputs), 0, 32 * c.mma_shape(outputs).warps, Arguments::kParams, outputs});
   }
   if (c.t5_entries > 0) {
-    const int of = kernels::kGradientDt5Bias;
-    list.push_back({c.mma_kernel(of), c.blocks(false), 32 * c.mma_shape(of).warps, Arguments::kParams, of});
-    add_sum(of, c.heads_q * c.t5_entries);
+    const int outputs = kernels::kGradientDt5Bias;
+    list.push_back(
+        {c.mma_kernel(outputs), c.blocks(false), 32 * c.mma_shape(outputs).warps, Arguments::kParams, outputs});
+    add_sum(outputs, c.heads_q * c.t5_entries);
   }
   return list;
 }
 
 int64_t blocks_of_run(const Launch& launch, const Config& c, const BackwardProblem& p) {
-  return launch.of == kernels::kGradientDbias ? c.dbias_blocks(p.dbias) : launch.blocks;
+  return launch.outputs == kernels::kGradientDbias ? c.dbias_blocks(p.dbias) : launch.blocks;
 }
 
 size_t Config::workspace_bytes() const {
@@ -223,11 +226,11 @@ size_t Config::workspace_bytes() const {
 
 namespace {
 
-Config configure(const BackwardProblem& p, Way way, const DeviceLimits& limits) {
+Config configure(const BackwardProblem& p, MmaInstruction mma, const DeviceLimits& limits) {
   const Problem& f = p.forward;
   constexpr int64_t kRows = kernels::kBackwardRows;
   Config c;
-  c.way = way;
+  c.mma = mma;
   c.limits = limits;
   c.head_dim_qk = to_int(f.head_dim_qk);
   c.head_dim_v = to_int(f.head_dim_v);
@@ -235,8 +238,8 @@ Config configure(const BackwardProblem& p, Way way, const DeviceLimits& limits) 
   c.heads_q = f.heads_q;
   c.heads_kv = f.heads_kv;
   c.max_q_tiles = f.cu_q ? f.total_q / kRows + f.batch : f.batch * ceil_div(f.fixed_q, kRows);
-  c.max_kv_tiles = f.k.rows / kRows + f.batch;  // of any lengths: runs may have fewer sequences of more keys each
-  // Each sequence begins at an even row; a tile may reach beyond the last one.
+  c.max_kv_tiles = f.k.rows / kRows + f.batch;  // runs may have fewer sequences of more keys each
+  // Each sequence begins at an even row, and a tile may reach beyond the last row.
   c.stats_stride = round_up(f.total_q + f.batch + kRows, 2);
   c.gradients =
       (p.dq ? kernels::kGradientDq : 0) | (p.dk ? kernels::kGradientDk : 0) | (p.dv ? kernels::kGradientDv : 0);
@@ -251,7 +254,7 @@ Config configure(const BackwardProblem& p, Way way, const DeviceLimits& limits) 
   return c;
 }
 
-// What neither way takes.
+// What the kernels of neither instruction take.
 std::string refusal_of(const BackwardProblem& p, const Config& c) {
   const Problem& f = p.forward;
   if (f.k.dtype != f.q.dtype || f.v.dtype != f.q.dtype || f.out.dtype != f.q.dtype)
@@ -259,7 +262,8 @@ std::string refusal_of(const BackwardProblem& p, const Config& c) {
   if (std::string why = attention::table_refusal(f); !why.empty()) return why;
   constexpr int64_t kMostBlocks = std::numeric_limits<int32_t>::max();
   if (c.dbias_blocks(p.dbias) > kMostBlocks) return "more than 2^31 blocks of entries of dbias";
-  const int64_t slices = c.way == Way::kMma ? kernels::kBackwardRows / kLeastMmaRows : 1;  // blocks of a work tile
+  const int64_t slices =
+      c.mma == MmaInstruction::kMmaSync ? kernels::kBackwardRows / kLeastMmaRows : 1;  // blocks of a work tile
   if (std::max(c.blocks(false), c.blocks(true)) * slices > kMostBlocks)
     return cat("more than 2^31 blocks of ", kernels::kBackwardRows / slices, " rows and heads");
   return "";
@@ -276,9 +280,9 @@ std::string refusal_of_rows(const BackwardProblem& p) {
 
 }  // namespace
 
-Config choose_config(const BackwardProblem& p) { return configure(p, Way::kWgmma, {}); }
+Config choose_config(const BackwardProblem& p) { return configure(p, MmaInstruction::kWgmma, {}); }
 Config choose_mma_config(const BackwardProblem& p, const DeviceLimits& limits) {
-  return configure(p, Way::kMma, limits);
+  return configure(p, MmaInstruction::kMmaSync, limits);
 }
 
 std::string refusal(const BackwardProblem& p) {
@@ -292,9 +296,9 @@ void check_run(const BackwardProblem& p, const Config& c) {
       !p.dlse || c.with_dlse || !c.with_sinks,
       "attention_backward differs from its plan: dlse is given, but was absent; beside sinks it changes the kernels");
   attention::check_ranges(p.forward, c.mask);
-  const std::string why = c.way == Way::kMma ? mma_refusal(p) : refusal(p);
+  const std::string why = c.mma == MmaInstruction::kMmaSync ? mma_refusal(p) : refusal(p);
   require(why.empty(), "attention_backward differs from its plan: kernel ", c.name(), " does not take ", why);
-  if (c.way == Way::kMma) return;
+  if (c.mma == MmaInstruction::kMmaSync) return;
   for_each_input(p, [](const Input& input) {
     const size_t over = reinterpret_cast<uintptr_t>(input.view.data) % kAlignment;
     require(over == 0, input.name, ".data is ", over,
@@ -334,10 +338,10 @@ kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, voi
   return k;
 }
 
-kernels::BlockSumParams block_sum_params(const BackwardProblem& p, const kernels::BackwardParams& k, int of) {
+kernels::BlockSumParams block_sum_params(const BackwardProblem& p, const kernels::BackwardParams& k, int outputs) {
   kernels::BlockSumParams sums{};
   static_cast<kernels::BackwardParams&>(sums) = k;
-  if (of == kernels::kGradientDsinks) {
+  if (outputs == kernels::kGradientDsinks) {
     sums.sums = k.sink_sums, sums.factor = -1;
     sums.to = p.dsinks.data, sums.to_head_stride = p.dsinks.stride[2];
     sums.entries = 1;
@@ -350,9 +354,9 @@ kernels::BlockSumParams block_sum_params(const BackwardProblem& p, const kernels
   return sums;
 }
 
-Maps describe_maps(const BackwardProblem& p, const Config& c, int of) {
+Maps describe_maps(const BackwardProblem& p, const Config& c, int outputs) {
   const Problem& f = p.forward;
-  const bool of_queries = of == kernels::kGradientDq;
+  const bool of_queries = outputs == kernels::kGradientDq;
   const auto rows = [&](bool own) { return own ? kernels::kBackwardRows : c.tile(); };
   const auto q_side = [&](const RowView& v, int64_t head_dim) {
     TensorMapDesc m = attention::row_map(f, v, f.heads_q, head_dim, rows(of_queries), 1);

@@ -31,7 +31,7 @@ int64_t cache_alignment(const Problem& p) {
   return std::min(row_alignment(p.cache.k, p.head_dim_qk), row_alignment(p.cache.v, p.head_dim_v));
 }
 
-// The number of 16-bit numbers whose sum is Q, or P, to the precision of the queries.
+// How many 16-bit numbers a number of Q or P is split into (bf16x3), to keep the precision of the queries.
 int parts_of(int32_t q_dtype, int32_t kv_dtype) {
   if (q_dtype == ATTUNE_FLOAT32) return kv_dtype == ATTUNE_FLOAT16 ? 2 : 3;  // of fp16, else of bf16
   const bool bf16 = kv_dtype == ATTUNE_BFLOAT16 || kv_dtype == ATTUNE_FLOAT32;
@@ -53,7 +53,7 @@ size_t shared_bytes_with(const Config& c, int stages) {
                                                           c.token_scales));
 }
 
-// Most stages for the shared memory there is; 0 if not even two fit.
+// The most pipeline stages that fit shared memory; 0 if not even two do.
 int stages_that_fit(const Config& c, const DeviceShape& device) {
   const int64_t most =
       std::min(device.shared_bytes_per_sm / c.blocks_per_sm - kReservedSharedBytes, device.shared_bytes_per_block);
@@ -91,7 +91,7 @@ std::string no_vectors(const char* name, const RowView& v, int64_t head_dim) {
                    unit);
 }
 
-// Why lanes cannot load all that becomes queries and new tokens as vectors; "" if they can.
+// Why lanes cannot use vector loads for queries, new tokens and the tables of the prologue; "" if they can.
 std::string no_vectors(const Problem& p) {
   constexpr int64_t kVector = 16, kFloat = sizeof(float);
   if (std::string why = no_vectors("q", p.q, p.head_dim_qk); !why.empty()) return why;
@@ -142,31 +142,31 @@ std::string no_clusters(const Problem& p, const DeviceShape& device, int64_t out
 // Warps, blocks a multiprocessor and clusters, by measurement (docs/kernels/decode.md).
 void choose_blocks(const Problem& p, const DeviceShape& device, int64_t blocks_of_rows, Config& c) {
   constexpr int64_t kLongBlock = 1024;  // keys of each block of a cluster
-  constexpr int64_t kShort = 512;       // keys
+  constexpr int64_t kShort = 512;       // keys of a sequence
   // With batch invariance, how a sequence is split must not depend on the rest of the batch.
   const int64_t output_tiles = (p.batch_invariant ? 1 : p.batch) * p.heads_kv * blocks_of_rows, sms = device.num_sms;
   const bool wide = std::max(p.head_dim_qk, p.head_dim_v) > 128, light = dtype_size(c.kv_dtype) == 1;
-  // As many blocks an output tile as there are multiprocessors, up to the 8 that every device takes in a cluster. Two
-  // of these blocks fit one multiprocessor, so that clusters find room in any part of the device and none waits for
-  // another. Where a block has many tiles, that would leave some multiprocessors with two blocks and some with none: so
-  // it has eight warps and a multiprocessor to itself, in smaller clusters where not all would find room.
+  // A cluster is as large as the multiprocessors allow, up to 8 blocks, the most that every device takes. Short blocks
+  // share a multiprocessor in pairs: then clusters fit anywhere on the device, and none waits for another. Long blocks
+  // have eight warps and a multiprocessor each: pairs would leave some multiprocessors with two and some with none.
+  // DecodePlan halves clusters that do not all fit.
   if (const std::string why = no_clusters(p, device, output_tiles); !why.empty()) c.no_clusters = why;
   for (const int size : {2, 4, 8}) {
     if (c.no_clusters.empty() && output_tiles * size <= sms) c.cluster = size;
   }
-  c.warps = wide && dtype_size(c.kv_dtype) == 4 ? 2 : 4;  // of 256 channels in fp32 no more fit shared memory
+  c.warps = wide && dtype_size(c.kv_dtype) == 4 ? 2 : 4;  // no more fit shared memory with 256 channels of fp32
   c.blocks_per_sm = 2;
   const bool long_blocks = c.cluster > 0 && p.max_seqlen_kv >= kLongBlock * c.cluster;
   if (wide) {
-    // registers allow no more
+    // Wide rows: registers allow no more.
   } else if (light && c.row_tiles == 1) {
     c.blocks_per_sm = 3;  // half the bytes but all the arithmetic: more warps hide its latency
   } else if (long_blocks && dtype_size(c.kv_dtype) == 2) {
     c.warps = 8, c.blocks_per_sm = 1;
   } else if (c.cluster > 0 || light) {
-    // as above
+    // Clusters and 8-bit rows keep four warps and two blocks.
   } else if (dtype_size(c.kv_dtype) == 4) {
-    // rows of any length fill shared memory
+    // fp32 rows keep them too: they fill shared memory.
   } else if (p.max_seqlen_kv <= kShort && output_tiles >= 2 * sms && c.row_tiles == 1) {
     c.warps = 2, c.blocks_per_sm = 4;  // more sequences at a time, a cheaper epilogue of each
   } else if (c.row_tiles == 2 || (c.row_tiles == 1 && output_tiles < 2 * sms)) {
@@ -193,7 +193,7 @@ int choose_head_lanes(const Problem& p, int blocks) {
 
 int64_t rows_of_sequence(const Problem& p) { return std::max<int64_t>(1, p.max_seqlen_q) * p.group; }
 
-// Never more blocks than tiles.
+// Sets the number of blocks: one a key tile, at most `most`.
 void choose_grid(const Problem& p, int most, Config& c) {
   const int64_t key_tiles = std::max<int64_t>(1, ceil_div(p.max_seqlen_kv, c.warps * kKeysOfWarp));
   const double tiles = static_cast<double>(p.batch) * static_cast<double>(p.heads_kv) *
@@ -276,7 +276,7 @@ Config choose_config(const Problem& p, const DeviceShape& device, const std::str
   c.load = choose_load(p, alignment);
   c.copy_bytes = c.load == Load::kElements ? 16 : static_cast<int>(alignment);
 
-  // As few rows a block as hold those of a sequence: rows take registers that copies in flight need.
+  // The smallest row block that holds the rows of a sequence: rows take registers, which copies in flight need too.
   const int64_t rows = rows_of_sequence(p);
   const bool wide = std::max(p.head_dim_qk, p.head_dim_v) > 128;
   // Scales by token, mask bits, score tables and bf16x3 take registers too.
@@ -288,7 +288,7 @@ Config choose_config(const Problem& p, const DeviceShape& device, const std::str
     // A cluster counts its own readers only.
     if (blocks_of_rows > 1 || p.beam_width > 1) c.no_clusters = "several clusters read slots that are appended to";
   }
-  // Rows in vectors take registers: not beside many rows, nor beside ranges with three blocks a multiprocessor.
+  // Vector loads take registers, which large row blocks, masks and scores, and ranges over 8-bit rows need themselves.
   const bool ranges = (c.mask & use::kRanges) != 0 && dtype_size(c.kv_dtype) == 1;
   if (c.prologue && (c.row_tiles == 4 || ranges || (c.row_tiles == 2 && (c.mask != 0 || c.score != 0))))
     c.vectors = false;

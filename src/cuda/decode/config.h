@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which specialisation of the decode kernel a problem gets, and its grid.
+// What the decode kernel is compiled for, by problem, and its grid.
 #pragma once
 
 #include <array>
@@ -22,9 +22,9 @@ using Grid = std::array<uint32_t, 3>;
 
 // A kernel that serves a call's longer sequences beside this one.
 struct Beside {
-  int max_decode_q = std::numeric_limits<int>::max();  // it takes sequences with more queries
-  int64_t list_at = 0;                                 // offset of its schedule's list in the workspace
-  float tile = 0;                                      // size of its tiles, in tiles of 128 keys x 128 rows
+  int max_decode_q = std::numeric_limits<int>::max();  // sequences with more queries go to that kernel
+  int64_t list_at = 0;                                 // offset of its list of work tiles in the workspace
+  float tile = 0;                                      // its tile relative to one of 128 keys x 128 rows
 };
 
 struct Config {
@@ -38,15 +38,15 @@ struct Config {
   int token_scales = 0;  // KvCache::token_scales()
   int score = 0, mask = 0;
   bool new_tokens = false;  // beside the cache
-  bool prologue = false;    // something but append
+  bool prologue = false;    // more than append
   bool vectors = false;     // rows of q, k, v and of the prologue's tables take vector loads
 
   int blocks = 1;              // of the grid; all of them run at a time
   int head_lanes = 1;          // neighbouring heads whose blocks read the same keys together (kernels::AttentionParams)
   int cluster = 0;             // blocks that split one output tile; 0: decode.cu, else decode_cluster.cu
   std::string no_clusters;     // where cluster is 0: why
-  int schedule_threads = 256;  // of the schedule kernel's one block
-  // Counters with which appending waits for readers of the slots: by KV head and sequences that share slots.
+  int schedule_threads = 256;  // the schedule kernel has one block
+  // Appending waits until all who read the slots have done so: a counter for each KV head and group of beams.
   int64_t append_counters = 0;
   kernels::T5Table t5 = {};  // buckets; the table itself comes with a run
   Beside beside;
@@ -75,14 +75,14 @@ inline DeviceShape device_shape(const Architecture& a, int num_sms) {
 
 // "" if the kernel takes the problem, else what it does not take, where the coverage row cannot say it.
 std::string refusal(const Problem& p);
-// no_clusters: why there must be none, even where they would be best; "": there may be.
+// no_clusters: why clusters are not allowed, even where they would be best; "": they are.
 Config choose_config(const Problem& p, const DeviceShape& device, const std::string& no_clusters = "");
-// For the short sequences where there is such a kernel.
+// The configuration for the short sequences, where another kernel serves the longer ones.
 Config choose_config_beside(const Problem& p, const DeviceShape& device, const Beside& beside);
 
 // Throws INVALID_ARGUMENT where addresses and strides no longer allow what the configuration was chosen for.
 void check_alignment(const Problem& p, const Config& c);
-// The same where a run has rows or pages that the kernel of its plan does not take.
+// Also throws where a run has rows or pages that its plan's kernel does not take.
 void check_run(const Problem& p, const Config& c);
 kernels::AttentionParams to_params(const Problem& p, const Config& c, void* workspace);
 

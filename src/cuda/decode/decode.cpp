@@ -22,7 +22,7 @@ class DecodePlan final : public KernelPlan {
   DecodePlan(const Problem& p, int32_t device, const DeviceInfo& info, bool may_cluster) {
     const decode::DeviceShape shape = decode::device_shape(info);
     find_kernels(decode::choose_config(p, shape, may_cluster ? "" : "none are asked for"), device);
-    // Clusters that are not all resident at once would deadlock: uses smaller ones of the same kernel.
+    // Clusters that are not all resident at once would deadlock: smaller ones run the same kernel.
     for (; config_.cluster > 2 && !clusters_fit(); config_.cluster /= 2) config_.blocks /= 2;
     if (config_.cluster > 0 && !clusters_fit()) {
       find_kernels(decode::choose_config(p, shape, "no room for all at a time"), device);

@@ -11,9 +11,9 @@ namespace attune::cuda {
 
 const Kernel& decode_kernel();
 
-// Its plan. may_cluster false: never by clusters, which few and short sequences get.
+// A plan of cuda_decode. may_cluster false: without clusters, which few and short sequences get otherwise.
 std::unique_ptr<KernelPlan> make_decode_plan(const Problem& p, int32_t device, bool may_cluster);
-// Of the short sequences, where another kernel serves the longer ones.
+// The same for the short sequences, where another kernel serves the longer ones.
 namespace decode {
 struct Beside;
 }

@@ -24,7 +24,7 @@ void fill_new_tokens(const Problem& p, AttentionParams& k) {
   k.append = p.prologue.append ? 1 : 0;
 }
 
-// Time of a tile of 128 keys with 128 rows of a prompt, relative to one with the rows of a decode block.
+// Measured: a tile of 128 keys and 128 rows of a prompt takes so many times as long as one of a decode block.
 constexpr float kPromptTile = 1.22f;
 
 void fill_schedule(const Problem& p, const Config& c, AttentionParams& k) {
@@ -35,7 +35,7 @@ void fill_schedule(const Problem& p, const Config& c, AttentionParams& k) {
   k.row_blocks = to_int(ceil_div(std::max<int64_t>(1, p.max_seqlen_q) * p.group, c.rows()));
 }
 
-// Lays out the workspace: the schedule and partial outputs. Returns their bytes; workspace null: only counts.
+// Lays out the workspace, the schedule and partial outputs, and returns its bytes. workspace null: only counts.
 size_t lay_out(const Config& c, void* workspace, AttentionParams& k) {
   Workspace w(workspace);
   const int64_t blocks = c.blocks, rows = 2 * blocks * c.rows();

@@ -11,8 +11,8 @@
 namespace attune::cuda::indexer {
 namespace {
 
-constexpr size_t kSharedBytes = 232448;              // of a block, on Hopper
-constexpr int64_t kScoreBytes = int64_t{128} << 20;  // of the scores of a launch, unless one row has more
+constexpr size_t kSharedBytes = 232448;              // the most that a block of Hopper may have
+constexpr int64_t kScoreBytes = int64_t{128} << 20;  // of a launch's scores; more only if a single row has more
 constexpr int64_t kPanel = 64;                       // channels
 constexpr int kConsumerThreads = 256;
 
@@ -111,7 +111,7 @@ ScoresConfig choose_scores(const IndexerProblem& op, const Target& target) {
   c.q_type = q, c.k_type = k;
   c.heads = static_cast<int>(op.num_heads);
   c.channels = static_cast<int>(round_up(op.head_dim, kPanel));
-  c.key_tiles = c.channels <= 128 ? 2 : 1;  // what the registers of a thread hold
+  c.key_tiles = c.channels <= 128 ? 2 : 1;  // registers hold no more
   c.q_vectors = has_vectors(op.q, op.head_dim);
   const bool staged_keys = has_vectors(op.cache.k, op.head_dim);
   c.pass_heads = static_cast<int>(std::clamp<uint64_t>(std::bit_ceil(static_cast<uint64_t>(c.heads)), 8, 64));
@@ -122,7 +122,7 @@ ScoresConfig choose_scores(const IndexerProblem& op, const Target& target) {
 SelectConfig choose_select(const IndexerProblem& op, int64_t rows, int num_sms, const Target& target) {
   constexpr int kMostBlocks = 8;        // of a cluster
   constexpr int64_t kLeastKeys = 8192;  // of a block: below, a cluster's barriers cost more than they save
-  if (!target.has(ptx::kClusters)) return {.threads = 512};  // with more, the instructions of sm_80 spill
+  if (!target.has(ptx::kClusters)) return {.threads = 512};  // with more threads, code for sm_80 spills
   if (rows > num_sms) return {.threads = 512, .blocks_per_sm = 2};
   SelectConfig c;
   while (c.cluster < kMostBlocks && 2 * c.cluster * rows <= num_sms && op.max_seqlen_kv >= 2 * c.cluster * kLeastKeys)

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which specialisations of the kernels in kernels/indexer/ an operation gets, its launches, and the layout of the
-// workspace.
+// What the kernels in kernels/indexer/ are compiled for, by operation; their launches, and the layout of the workspace.
 #pragma once
 
 #include <array>
@@ -13,8 +12,8 @@
 
 namespace attune::cuda::indexer {
 
-// Of the scores. exact: fp32 arithmetic, element by element (kernels/indexer/scores_exact.cu); all other fields are for
-// kernels/indexer/scores.cu.
+// The kernel of the scores. exact: kernels/indexer/scores_exact.cu, fp32 arithmetic element by element; the other
+// fields are those of kernels/indexer/scores.cu.
 struct ScoresConfig {
   bool exact = false;
   bool bf16 = false;  // of the wgmma operands; else fp16
@@ -31,7 +30,7 @@ struct ScoresConfig {
   std::array<int, 12> key() const;  // of the specialisation
 };
 
-// Of the selection: kernels/indexer/select_config.cuh.
+// The kernel of the selection: kernels/indexer/select_config.cuh.
 struct SelectConfig {
   int threads = 1024, blocks_per_sm = 1;
   int cluster = 1;  // blocks of a row

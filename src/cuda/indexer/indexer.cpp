@@ -68,7 +68,8 @@ class Run {
   }
 
  private:
-  // First number of a key into find's table, behind those of ScoresConfig::key; of SelectConfig::key it is the threads.
+  // The first number of a key into find's table says the kernel. ScoresConfig::key has 0 and 1 there, SelectConfig::key
+  // the number of threads.
   static constexpr int kOwners = 2;
 
   void find_owners() const {

@@ -14,7 +14,7 @@ namespace {
 using ops::int_table;
 using ops::row_tensor;
 
-// Of numbers below 2^31: what divides by more leaves 0.
+// Dividends are below 2^31: a larger divisor gives 0, as 2^31 does.
 kernels::Divisor divisor_of(int64_t x) {
   return kernels::make_divisor(static_cast<unsigned>(std::clamp<int64_t>(x, 1, int64_t{1} << 31)));
 }

@@ -8,10 +8,10 @@
 
 namespace attune::cuda::indexer {
 
-// Rows first..first + count - 1 of a launch; all rows for the owners.
+// The rows first..first + count - 1 of a launch. The kernel that finds the sequence of each row takes all.
 kernels::IndexRows index_rows(const IndexerProblem& op, const Layout& layout, void* workspace, int64_t first,
                               int64_t count);
-// num_sms: for how many multiprocessors the work is cut.
+// num_sms: the multiprocessors that the grid must fill.
 kernels::IndexScoresParams scores_params(const IndexerProblem& op, const ScoresConfig& c, const Layout& layout,
                                          void* workspace, int64_t first, int64_t count, int num_sms);
 kernels::IndexSelectParams select_params(const IndexerProblem& op, const Layout& layout, void* workspace, int64_t first,

@@ -15,7 +15,7 @@
 namespace attune::cuda {
 namespace {
 
-// The problem that the kernels are planned for.
+// The problem that both kernels see: after the prologue, which runs once before them.
 Problem without_prologue(const Problem& p) {
   return attention::has_prologue(p) ? attention::after_prologue(p, nullptr) : p;
 }
@@ -72,15 +72,15 @@ std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) {
   return std::make_unique<MixedPlan>(p, device);
 }
 
-// What both cover; fp32 queries have a prefill kernel of their own.
+// What decode and a prefill kernel both cover. For fp32 queries that is another prefill kernel.
 Coverage coverage() {
-  const Coverage &half = prefill_kernel().coverage, &fp32 = prefill_fp32_kernel().coverage,
+  const Coverage &bits16 = prefill_kernel().coverage, &fp32 = prefill_fp32_kernel().coverage,
                  &decode = decode_kernel().coverage;
   Coverage c;
-  for (int i = 0; i < kNumAxes; ++i) c.axes[i] = (half.axes[i] | fp32.axes[i]) & decode.axes[i];
-  c.head_dim_qk_max = std::min(half.head_dim_qk_max, decode.head_dim_qk_max);
-  c.head_dim_v_max = std::min(half.head_dim_v_max, decode.head_dim_v_max);
-  c.group_max = std::min(half.group_max, decode.group_max);
+  for (int i = 0; i < kNumAxes; ++i) c.axes[i] = (bits16.axes[i] | fp32.axes[i]) & decode.axes[i];
+  c.head_dim_qk_max = std::min(bits16.head_dim_qk_max, decode.head_dim_qk_max);
+  c.head_dim_v_max = std::min(bits16.head_dim_v_max, decode.head_dim_v_max);
+  c.group_max = std::min(bits16.group_max, decode.group_max);
   return c;
 }
 
@@ -103,8 +103,8 @@ int max_decode_queries(const Problem& p) {
   return static_cast<int>(std::max<int64_t>(1, 16 / std::max<int64_t>(1, p.group)));
 }
 
-// The longest sequence must have many rows, and far more than the mean: else a second pair of launches costs more than
-// it saves. With 32 heads or more a single query fills enough of a prompt's block.
+// The longest sequence must have many rows, and far more than the mean: else two more launches cost more than they
+// save. With a group of 32 heads or more a single query fills enough of prefill's row block.
 bool may_be_mixed(const Problem& p) {
   constexpr int64_t kFewRows = 32, kMostMean = 256, kSpread = 4;
   if (p.batch_invariant) return false;  // the kernel of a sequence would depend on the other sequences
@@ -118,7 +118,7 @@ Configs choose_configs(const Problem& p, const decode::DeviceShape& device) {
   const int max_decode_q = max_decode_queries(p);
   Configs c;
   c.prompts = prefill::choose_config(attended, device.num_sms, max_decode_q);
-  // The workspace of prompts comes before, and begins with their list.
+  // The workspace of prefill lies before that of decode, and begins with its list of work tiles: hence minus.
   c.steps = decode::choose_config_beside(attended, device,
                                          {max_decode_q, -static_cast<int64_t>(c.prompts.workspace_bytes()),
                                           static_cast<float>(c.prompts.rows * c.prompts.keys) / (128 * 128)});

@@ -19,10 +19,10 @@ namespace mixed {
 // Sequences with at most so many queries go to decode.
 int max_decode_queries(const Problem& p);
 
-// Whether the problem may hold both kinds, as far as the host knows.
+// Whether the problem may hold both prompts and short sequences, as far as the host knows.
 bool may_be_mixed(const Problem& p);
 
-// The configurations of the two kernels. The second workspace follows the first.
+// The configurations of prefill and decode. Decode's workspace follows that of prefill.
 struct Configs {
   prefill::Config prompts;
   decode::Config steps;

@@ -120,7 +120,7 @@ size_t Config::shared_bytes() const {
 }
 
 void Config::count_row_pairs(const Problem& p, int num_sms) {
-  // fp32 partials: a row pair is combined in two halves.
+  // With fp32 partial outputs a pair of rows takes two steps of the combine kernel.
   const bool halves = out_dtype == ATTUNE_FLOAT32 || out_dtype == ATTUNE_FLOAT16;
   max_row_pairs = (max_work_tiles - num_sms) * (p.heads_q / heads_of_tile) *
                   (kernels::align_up(tokens_of_tile * heads_of_tile, 16) / 2) * (halves ? 2 : 1);

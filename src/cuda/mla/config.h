@@ -20,19 +20,19 @@ struct Config : attention::WorkTiles {
   kernels::MlaProducer producer = kernels::kMlaTma;
   bool sparse = false, dense = false;  // dense: there are rows outside of a cache
   int mask = 0;                        // ATTUNE_MASK
-  int rows = kernels::kMlaBlockM;      // of queries in an M block, at most
+  int rows = kernels::kMlaBlockM;      // query rows of an M block, at most
   bool m16 = false;                    // the m16 kernel
   bool swap_ab = false;                // the swap-AB kernel
   bool mma = false;                    // the kernel of GPUs without wgmma
-  int stages = 0;                      // of its pipeline
+  int stages = 0;                      // of the pipeline of that kernel
 
   int cluster = 1;            // blocks that share the keys that they copy or dequantize
-  int64_t max_row_pairs = 0;  // rows that are combined, in pairs
+  int64_t max_row_pairs = 0;  // pairs of rows that the combine kernel may get
 
   const char* name() const { return mma ? "cuda_mla_mma" : "cuda_mla"; }  // of the registry's row
-  // Sets what is combined at most, from the grid.
+  // Sets max_row_pairs, once the grid is chosen.
   void count_row_pairs(const Problem& p, int num_sms);
-  bool has_maps() const { return !m16 && !swap_ab && !mma; }  // the kernel copies by the TMA's tensor maps
+  bool has_maps() const { return !m16 && !swap_ab && !mma; }  // only the M = 64 kernel has tensor maps
   unsigned threads() const;
   unsigned combine_blocks(int num_sms) const;  // two a multiprocessor, or as many as there is work for
   size_t shared_bytes() const;
@@ -46,16 +46,16 @@ std::string refusal(const Problem& p);
 Config choose_config(const Problem& p, int num_sms);
 // The same without wgmma (kernels/mla/mma.cu), for blocks of at most shared_bytes.
 Config choose_mma_config(const Problem& p, int num_sms, int64_t shared_bytes);
-// How a problem's key rows come to shared memory: by TMA where that is possible.
+// How the producer brings key rows to shared memory: by TMA boxes where these can copy them.
 kernels::MlaProducer choose_producer(const Problem& p);
 
-// Throws INVALID_ARGUMENT if a run, after its prologue, has pointers, strides, pages or a scale that its plan's kernel
-// does not take.
+// p: after its prologue. Throws INVALID_ARGUMENT if a run has pointers, strides, pages or a scale that its plan's
+// kernel does not take.
 void check_run(const Problem& p, const Config& c);
 
 kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* workspace);
 
-// The tensor maps of the M = 64 kernel, in the order of its parameters. Rank 0: it copies nothing by this one.
+// The tensor maps of the M = 64 kernel, in the order of its parameters. Rank 0: the kernel does not use this one.
 struct Maps {
   TensorMapDesc q, k, dense_k;
 };

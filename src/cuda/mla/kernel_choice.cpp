@@ -15,8 +15,8 @@ using kernels::kMlaBlockN;
 using kernels::kMlaM16Rows;
 using kernels::kMlaSwapAbRows;
 
-// The m16 and swap-AB kernels take one token's heads as rows. Several tokens of a sequence see the same keys: the M =
-// 64 kernel reads them once. It alone has masks that are looked up key by key.
+// The m16 and swap-AB kernels take the heads of one token as rows. Where several tokens see the same keys, the M = 64
+// kernel reads these once for all. It alone has masks that are looked up key by key.
 bool takes_one_token(const Problem& p, kernels::MlaProducer producer) {
   return p.cache && !p.dense_kv && attention::mask_kinds(p) == 0 && !(p.sparse && p.new_tokens) &&
          tokens_of_keys(p) == 1 && producer != kernels::kMlaDequant584;
@@ -28,9 +28,8 @@ int64_t tiles_of_token(const Problem& p) {
   return ceil_div(p.max_seqlen_kv, kMlaBlockN);
 }
 
-// Microseconds on an H200, as measured for small batches in graphs (docs/notes/mla-before.md): of a call whose M blocks
-// are split, of each tile of a split, and of each block of the grid that has a split, as they share the memory
-// bandwidth.
+// Time in microseconds, measured on an H200 with small batches in graphs (docs/notes/mla-before.md): a call whose M
+// blocks are split, each key tile of a split, and each block of the grid that has a split (blocks share the bandwidth).
 struct Cost {
   double call, tile, block;
 };
@@ -51,7 +50,7 @@ Cost cost_of(const Problem& p, int rows, kernels::MlaProducer producer) {
   return p.group / heads_of_block(p, rows) % 2 == 0 ? kM64PairPacked : kM64Packed;
 }
 
-// What the schedule makes of equal sequences: tiles of a split, splits of an M block, and splits in all.
+// How the schedule cuts equal sequences: tiles of a split, splits of an M block, and splits in all.
 struct Cut {
   int64_t tiles, splits, all;
 };

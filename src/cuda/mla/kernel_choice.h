@@ -7,18 +7,17 @@
 
 namespace attune::cuda::mla {
 
-// The most tokens that see the same keys: of a sequence, or 1 where each token has its own list. That all sequences
-// have one token counts only if bits may depend on the batch.
+// The most tokens that see the same keys: those of a sequence, or 1 where each token has its own list. With
+// batch_invariant a batch of one-token sequences is treated like any other, as bits must not depend on it.
 int64_t tokens_of_keys(const Problem& p);
 
-// The rows of queries in an M block, which say the kernel: kMlaM16Rows, kMlaSwapAbRows or kMlaBlockM; and the fewest
-// tiles of a split.
+// Query rows of an M block, which name the kernel (kMlaM16Rows, kMlaSwapAbRows or kMlaBlockM), and the fewest key tiles
+// of a split.
 struct KernelChoice {
   int rows, fewest_tiles;
 };
 
-// producer: of the cache's rows. The number of heads decides, unless there are so few tokens that blocks would mostly
-// be idle.
+// producer: that of the cache. The number of heads decides, unless so few tokens come that most blocks would be idle.
 KernelChoice choose_kernel(const Problem& p, kernels::MlaProducer producer, int num_sms);
 
 }  // namespace attune::cuda::mla

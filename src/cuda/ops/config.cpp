@@ -18,7 +18,7 @@ int64_t units_of(int64_t rotary_dim, int64_t head_dim, int width) {
   return ((head_dim - rotary_dim) / width + 1) / 2 + rotary_dim / (2 * width);
 }
 
-// The common dtype of those that are present; 0 where they differ.
+// The common dtype of the tensors that are given; 0 where they differ.
 template <class... Views>
 int common_type(const Views&... views) {
   int type = -1;
@@ -33,7 +33,8 @@ int format_of(const KvCache& c) {
   return !c || c.format->plain ? 0 : static_cast<int>(c.format->token_bytes + c.format->scale_bytes);
 }
 
-// Threads of a row, their units, and how many rows and blocks their registers allow (docs/kernels/ops.md).
+// Chooses how many lanes share a row, the units of each, and the rows and blocks that registers allow
+// (docs/kernels/ops.md).
 void choose_threads(int64_t units, Config& c) {
   if (c.packed_vectors()) {
     c.lanes = 32, c.units = 1, c.rows = 1, c.blocks_per_sm = c.prepare && c.row_type == ATTUNE_FLOAT32 ? 2 : 4;
@@ -43,7 +44,7 @@ void choose_threads(int64_t units, Config& c) {
   c.lanes = spread ? 32 : static_cast<int>(std::clamp<uint64_t>(std::bit_ceil(static_cast<uint64_t>(units)), 4, 32));
   c.units = static_cast<int>(std::max<int64_t>(1, ceil_div(units, c.lanes)));
   const bool wide = c.width == kRun && (c.row_type == 0 || c.row_type == ATTUNE_FLOAT32);  // two vectors a run
-  const bool exact = c.head_dim == c.lanes * c.units * 2 * kRun;                           // no thread without channels
+  const bool exact = c.head_dim == c.lanes * c.units * 2 * kRun;                           // every thread has channels
   c.rows = c.units <= 2 && !wide ? 2 : 1;
   if (c.entry == Entry::kFetch) {
     c.blocks_per_sm = c.units == 1 ? 4 : c.units == 2 ? 3 : 1;
@@ -59,7 +60,7 @@ void choose_threads(int64_t units, Config& c) {
   }
 }
 
-// Rows that are not vectors share one kernel for all types.
+// Rows that vectors cannot move share one kernel for all types, so that few are compiled.
 void generalise(Config& c) {
   if (c.width == kRun) return;
   c.row_type = c.out_type = c.cache_type = 0;
@@ -88,8 +89,9 @@ void check_head_dims(int64_t qk, int64_t v) {
   require(v <= kMaxHeadDim, "cache.v has head_dim ", v, "; it must be at most ", kMaxHeadDim);
 }
 
-// True if the prologue is just RoPE on the channels of k, and of q in place, that a packed row keeps in bf16.
-bool turns_tail_only(const PrepareProblem& op) {
+// Whether the prologue is RoPE alone, on the last channels of k and, in place, of q: those that a packed row keeps in
+// bf16.
+bool is_rope_of_tail(const PrepareProblem& op) {
   const Prologue& p = op.prologue;
   const kernels::PrologueParams k = prologue_params(p);
   if (!p.append || !op.k || op.cache.format->plain || k.cos_sin_vector == 0 || k.components == 3) return false;
@@ -179,17 +181,17 @@ uint64_t Config::key() const {
 }
 
 int Config::tile_tokens(int64_t total, int num_sms) const {
-  // Iterations of a block over its tokens and rows: enough to hide its start.
+  // Iterations of a block over its tokens, and over tokens and rows: enough to hide its launch.
   constexpr int64_t kVisits = 4, kRounds = 16;
   const int64_t at_once = kernels::kRowsThreads / lanes, tokens = std::max<int64_t>(1, at_once / groups);
   const int64_t visits = std::max(kVisits, kRounds * at_once / std::max<int64_t>(1, rows_of_token * tokens));
-  const int64_t by_device = total / (4 * num_sms);  // small inputs go to all multiprocessors
+  const int64_t by_device = total / (4 * num_sms);  // small inputs are spread over all multiprocessors
   return static_cast<int>(std::clamp<int64_t>(std::min(visits * tokens, by_device), 1, kernels::kMaxTileTokens));
 }
 
 int Config::groups_shift(int tile_tokens) const {
   const uint64_t at_once = static_cast<uint64_t>(kernels::kRowsThreads / lanes);
-  // No more tokens at a time than there are; then rows of a token as they come.
+  // Fewer tokens than threads for them: the other threads take further rows of each token.
   const uint64_t least = at_once / std::bit_ceil(static_cast<uint64_t>(tile_tokens));
   return std::countr_zero(std::min(at_once, std::max(static_cast<uint64_t>(groups), least)));
 }
@@ -197,8 +199,9 @@ int Config::groups_shift(int tile_tokens) const {
 Config choose_store(const PrepareProblem& op) {
   Config c;
   c.entry = Entry::kStore;
-  const bool append = op.prologue.append, turns = op.prologue.turns();
-  const int64_t rotary = turns ? op.prologue.rotary_dim : 0, dim_k = op.head_dim_qk, dim_v = op.v ? op.head_dim_v : 0;
+  const bool append = op.prologue.append, has_rope = op.prologue.has_rope();
+  const int64_t rotary = has_rope ? op.prologue.rotary_dim : 0, dim_k = op.head_dim_qk,
+                dim_v = op.v ? op.head_dim_v : 0;
   bool vectors = rotary % (2 * kRun) == 0 && op.prologue.rope_offset % kRun == 0;
   for (const RowView* v : {&op.q, &op.k, &op.q_out, &op.k_out}) vectors = vectors && has_vectors(*v, dim_k);
   for (const RowView* v : {&op.v, &op.v_out}) vectors = vectors && has_vectors(*v, dim_v);
@@ -214,7 +217,7 @@ Config choose_store(const PrepareProblem& op) {
     c.cache_type = cache_type(op.cache, static_cast<bool>(op.v));
     c.scales = scales_of(op.cache, static_cast<bool>(op.v));
   }
-  c.tail_only = turns_tail_only(op) && c.row_type != 0;
+  c.tail_only = is_rope_of_tail(op) && c.row_type != 0;
   generalise(c);
   if (vectors && (!op.v || dim_k == 0 || dim_v == dim_k)) c.head_dim = static_cast<int>(std::max(dim_k, dim_v));
   choose_threads(std::max(units_of(rotary, dim_k, c.width), units_of(0, dim_v, c.width)), c);

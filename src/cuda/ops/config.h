@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which specialisation of the kernels in kernels/rows/ an operation gets, and its grid. Few of
-// them: rows that are not vectors go through one kernel with types known at run time.
+// What the kernels in kernels/rows/ are compiled for, by operation, and their grid. There are few of them: rows that
+// vectors cannot move go through one kernel that looks types up at run time.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +25,14 @@ struct Config {
   bool copies = false;     // outputs are the inputs
 
   int64_t rows_of_token = 1;
-  int64_t groups = 1;  // rows of a token that are best taken at a time: a power of two that divides the heads
+  int64_t groups = 1;  // rows of a token that a block takes at a time: a power of two that divides the heads
 
-  // Packed rows that are vectors have kernels of their own, kernels/rows/mla_*.cu; not for any prologue.
+  // Packed rows that vectors can move have kernels of their own, kernels/rows/mla_*.cu, which take no prologue but RoPE
+  // of the tail.
   bool packed_vectors() const;
   KernelSpec spec() const;
   uint64_t key() const;  // of the specialisation
-  // Tokens of a block, for this many in all.
+  // Tokens of a block, where there are `total`.
   int tile_tokens(int64_t total, int num_sms) const;
   // log2 of the rows of a token that such a block takes at a time.
   int groups_shift(int tile_tokens) const;

@@ -10,7 +10,7 @@
 namespace attune::cuda::ops {
 namespace {
 
-constexpr int64_t kRun = 8;  // channels
+constexpr int64_t kRun = 8;  // channels that a thread moves at a time
 
 template <class... Strides>
 bool divides(int64_t unit, Strides... strides) {
@@ -21,7 +21,7 @@ bool aligned(const void* data, int64_t unit) {
   return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(unit) == 0;
 }
 
-// Bytes of one vector of a run.
+// A run of 8 channels is moved by vectors of so many bytes: one, or two for fp32.
 int64_t vector_bytes(int64_t element_size) { return std::min<int64_t>(16, kRun * element_size); }
 
 bool has_vectors(const KvPlane& p, int64_t channels) {

@@ -21,7 +21,7 @@ kernels::StoreParams store_params(const CacheProblem& op);  // append, quantise
 kernels::FetchParams fetch_params(const CacheProblem& op);  // gather, dequantise
 kernels::MergeParams merge_params(const MergeProblem& op);
 
-// Whether runs of 8 channels from a multiple of 8 can be moved as one or two vectors, for every row. Absent: yes.
+// Whether vectors can move every row, in runs of 8 channels. Tensors that are not given: yes.
 bool has_vectors(const RowView& v, int64_t channels);
 bool has_vectors(const KvCache& c);
 

@@ -15,8 +15,8 @@ inline constexpr int64_t kFewestGathered = 4;  // bytes, for cp.async
 std::string refusal_of_cache(const KvCache& cache, int64_t unit = attention::kAlignment);
 // The same of an x-packed cache, except its addresses.
 std::string xpacked_refusal(const KvCache& cache, int64_t unit = attention::kAlignment);
-// Bytes, 16, 8 or 4, of a cp.async from a 16-bit cache that the TMA may not copy: parts of rows; in x-packed caches of
-// a key's x elements, and of the tokens of V. 0: none.
+// Bytes of a cp.async, 16, 8 or 4, by which threads copy a 16-bit cache that the TMA cannot; 0: not even 4 fit. It
+// copies part of a row; in an x-packed cache part of a key's x elements, or some tokens of a channel of V.
 int bytes_to_gather(const KvCache& cache);
 
 }  // namespace attune::cuda::prefill

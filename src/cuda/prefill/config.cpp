@@ -27,7 +27,8 @@ constexpr int kMostRows = 192;   // of a block
 using kernels::kScaleFirst;
 
 int score_kinds(const Problem& p) {
-  // ALiBi's slopes are divided by the scale.
+  // exp2 applies the scale, and ALiBi's slopes are divided by it. A scale that is not positive, or tiny beside slopes,
+  // is applied to the scores first.
   return attention::score_kinds(p) | (p.scale > (p.alibi ? 0x1p-64f : 0.0f) ? 0 : kScaleFirst);
 }
 
@@ -48,7 +49,7 @@ struct Tanh7 {
                                                    0.016732740, -0.0038453779, 0.00042812011};
 };
 
-// The error of the polynomials, and how much one may change a score.
+// The largest error of the polynomials, and the largest change of a score by it that is accepted.
 constexpr double kTanhError = 8.1e-7, kScoreError = 8.1e-5;
 
 // For a softcap of level / log2 e and y = product * of_product. A polynomial is used only if its terms are accurate:
@@ -91,7 +92,7 @@ void fill_cap(double scale, double softcap, kernels::WorkTileParams& k) {
   fill_polynomial<Tanh7>(level, of_product, k.cap_wide);
 }
 
-// Whether a row's max must be beyond 2^4 for the short polynomial. Many rows' never is.
+// Whether the short polynomial needs a row maximum beyond 2^4, which many rows never have.
 bool is_low_cap(double softcap) { return Tanh3::kGap - softcap * std::numbers::log2e * std::tanh(Tanh3::kRange) > 4; }
 
 // Whether threads may gather a cache that the TMA cannot copy.
@@ -131,7 +132,7 @@ KernelSpec Config::schedule_kernel() const { return attention::schedule_kernel(*
 
 namespace {
 
-// All that a kernel refuses whose threads load the rows: these may lie anywhere.
+// What a kernel refuses whose threads load the rows. Rows may lie anywhere, so only dtypes count.
 std::string dtype_refusal(const Problem& p) {
   if ((p.dense_kv || p.new_tokens) && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype))
     return "q, k and v of different dtypes";
@@ -172,7 +173,7 @@ std::string refusal_as_fp32(const Problem& p) { return refusal_of(p, dtype_refus
 
 namespace {
 
-// Blocks of a sequence of mean length.
+// Row blocks of a sequence of mean length.
 int64_t mean_blocks(const Problem& p, int rows) {
   const int heads = attention::choose_heads_of_tile(p.group, rows);
   return ceil_div(ceil_div(p.total_q, std::max<int64_t>(p.batch, 1)), rows / heads) * (p.group / heads);
@@ -200,15 +201,16 @@ void choose_tiles(const Problem& p, Config& c) {
   if ((quantized || c.gather > 0) && widest > 192) c.keys = 32;
   // Per-token scales and fp16 queries: each P is two bf16 numbers.
   if (quantized && c.token_scales != 0 && c.dtype == ATTUNE_FLOAT16) c.keys = std::min(c.keys, 64);
-  // x-packed V takes registers, and so do the gathering warps.
+  // An x-packed V takes registers, and so do the warps that gather.
   if (c.gather > 0 && c.x_packed && c.score != 0 && widest > 64) c.keys = std::min(c.keys, 64);
-  // There are two loops over tiles, for cached and for dense V.
+  // Such kernels have two mainloops, for cached and for dense V, which take more registers.
   if (c.x_packed && c.dense && p.head_dim_v > 224) c.keys = 32;
   c.stages = 4, c.raw_stages = quantized ? 4 : 0;
   while (c.stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.stages;
   while (c.raw_stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.raw_stages;
   while (c.keys > 32 && static_cast<int>(c.shared_bytes()) > kMaxShared) c.keys /= 2;
-  // The next work tile's first QK GEMM needs its own q, and registers for S during the epilogue.
+  // The first QK GEMM of the next work tile overlaps this one's epilogue. It needs a second stage of Q, and registers
+  // for its S.
   const bool has_registers =
       !c.cached && p.head_dim_v <= 128 && (c.score == 0 || c.score == use::kAlibi) && c.mask == 0;
   if (!has_registers || c.stages < 3) return;
@@ -228,7 +230,7 @@ void choose_fp32_tiles(Config& c) {
 
 // fp8: V is transposed by lines of 128 keys. Stages are counted in powers of two.
 void choose_fp8_tiles(Config& c) {
-  c.score = 0;  // the sign of the scale is known on the device only, with the scales of q and k
+  c.score = 0;  // only the device knows the scales of q and k, and so the sign
   c.keys = 128, c.stages = 4, c.raw_stages = 2;
   if (static_cast<int>(c.shared_bytes()) > kMaxShared) c.stages = 2;
 }
@@ -238,9 +240,10 @@ void choose_fp8_tiles(Config& c) {
 // the other sequences.
 bool copies_in_pairs(const Problem& p, const Config& c, int num_sms) {
   const bool boxes = !c.x_packed && c.gather == 0 && c.cache_dtype == c.dtype && dtype_size(c.dtype) == 2;
-  // Elsewhere one warp copies both K and V, and has no registers left.
+  // Pairs need a producer warp each for K and V: a single one has no registers left.
   const bool two_warps = (c.score == 0 || !c.cached) && c.head_dim_v <= 128;
-  // With fewer channels softmax takes longer than the keys, but a cache's keys come in small boxes.
+  // With few channels the softmax takes longer than copying dense keys. Keys of a cache come in small boxes, and
+  // slower.
   const bool wide = c.cached || (c.head_dim_qk > 64 && c.head_dim_v > 64);
   if (!boxes || !two_warps || !wide) return false;
   if (p.group % 2 != 0 || num_sms % 2 != 0 || c.max_decode_q > 0 || p.batch_invariant) return false;
@@ -305,8 +308,8 @@ void check_run(const Problem& p, const Config& c) {
 
 namespace {
 
-// Row blocks of each sequence, where the host knows the lengths and the schedule would split none; else 0. Whether it
-// splits depends on the number of all tiles, of which this is a lower bound.
+// Row blocks of each sequence, if all have the same number and none is split, as far as the host can know; else 0. The
+// schedule splits by the number of all tiles, of which the host has a lower bound.
 int blocks_alike(const Problem& p, const Config& c) {
   const bool plain = !p.cu_q && !p.cu_kv && !p.seqused && !c.cached && p.finished == nullptr && p.num_ranges == 0 &&
                      !p.skip_decode && p.window_left < 0 && p.window_right < 0 && c.max_decode_q == 0;

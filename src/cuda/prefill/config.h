@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The specialization of the prefill kernel for a problem, and the parameters of a run.
+// What the prefill kernels are compiled for, by problem, and the parameters of a run.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@
 namespace attune::cuda::prefill {
 
 struct Config : attention::WorkTiles {
-  // The compile-time configuration.
+  // What the kernel is compiled for.
   int head_dim_qk = 0, head_dim_v = 0;
   int32_t dtype = 0, cache_dtype = 0, out_dtype = 0;
   int rows = 128;        // packed rows of a block
   int stages = 2;        // of K and V
-  int query_stages = 1;  // of q; with two, V has one stage less
-  int raw_stages = 0;    // of 8-bit tiles: a quantized cache, or V of fp8
+  int query_stages = 1;  // of Q; with two, V has one stage less
+  int raw_stages = 0;    // of 8-bit tiles before they are converted: a quantized cache, or V of fp8
   int cluster = 1;       // blocks that copy keys together
   int score = 0, mask = 0;
   bool low_cap = false;   // softcap alone, and so low that scores are hardly ever small beside it
@@ -48,8 +48,8 @@ std::string refusal_as_fp32(const Problem& p);
 // max_decode_q: sequences with at most so many queries are left to another kernel.
 Config choose_config(const Problem& p, int num_sms, int max_decode_q = 0);
 
-// Throws INVALID_ARGUMENT where pointers of a run are not aligned for the TMA. fp32 queries need no TMA. gathered:
-// threads copy the cache.
+// Throws INVALID_ARGUMENT where the TMA cannot copy from the addresses of a run. Kernels of fp32 queries have no TMA.
+// gathered: threads copy the cache, from any address.
 void check_alignment(const Problem& p, bool gathered = false);
 // Also throws where a run, after the launches before it, has rows, a cache, a scale or ranges that the kernel of its
 // plan does not take.
@@ -59,7 +59,7 @@ kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* works
 // fp32: which rows of a run can be loaded four channels at a time.
 kernels::Fp32Rows fp32_rows(const Problem& p);
 
-// The kernel's tensor maps, in the order of its parameters. Rank 0: it copies nothing by this one.
+// The kernel's tensor maps, in the order of its parameters. Rank 0: the kernel does not use this one.
 struct Maps {
   TensorMapDesc q, k, v, dense_k, dense_v;
 };

@@ -78,8 +78,8 @@ std::string refusal(const Problem& p) {
 
 namespace {
 
-// Registers of a thread hold S and O: 32 and head_dim_v / 2 numbers for each row tile. Two row tiles read K and V half
-// as often; two blocks keep the tensor cores busy while one waits.
+// A thread keeps S and O in registers: 32 and head_dim_v / 2 for each row tile. Two row tiles read K and V half as
+// often. Two blocks keep the tensor cores busy while one of them waits.
 void choose_tiles(int64_t shared_per_sm, Config& c) {
   const int widest = std::max(c.head_dim_qk, c.head_dim_v);
   const auto blocks_fit = [&](int blocks) {
@@ -92,7 +92,8 @@ void choose_tiles(int64_t shared_per_sm, Config& c) {
   c.blocks_per_sm = widest <= 64 && !c.quantized() ? 3 : 2;
 }
 
-// fp32 numbers take three times the room. Up to 128 channels two blocks fit: their fragments of Q are in registers.
+// fp32 numbers are three of bf16, and take three times the room. Up to 128 channels Q is in registers, and two blocks
+// fit.
 void choose_fp32_tiles(int64_t shared_a_block, Config& c) {
   constexpr struct { int warps, keys; } kShapes[] = {{4, 32}, {4, 16}, {2, 32}, {2, 16}};
   c.token_scales = false;  // all scales are applied before numbers are split

@@ -15,7 +15,7 @@ namespace attune::cuda {
 
 const Kernel& prefill_mma_kernel();
 const Kernel& prefill_fp32_mma_kernel();
-const Kernel& prefill_fp8_mma_kernel();  // prefill_mma.cu on rows of bf16, which codes become by a launch before
+const Kernel& prefill_fp8_mma_kernel();  // a launch before turns e4m3 into bf16; then prefill_mma.cu
 
 namespace prefill_mma {
 
@@ -25,8 +25,8 @@ struct Config : attention::WorkTiles {
   int score = 0, mask = 0;
   bool cached = false, dense = false;
   bool token_scales = false;     // K or V of an 8-bit cache has a scale for each token
-  int warps = 4, row_tiles = 1;  // row tiles of 16 rows, of each warp
-  int blocks_per_sm = 2;         // that registers are left for
+  int warps = 4, row_tiles = 1;  // of 16 rows, a warp
+  int blocks_per_sm = 2;         // that registers allow
   kernels::T5Table t5 = {};
 
   bool fp32() const { return dtype == ATTUNE_FLOAT32; }
@@ -40,10 +40,10 @@ struct Config : attention::WorkTiles {
   std::array<uint32_t, 3> grid(const Problem& p) const;
 };
 
-// "" if cuda_prefill_mma takes the problem, else what it does not take, where the coverage row cannot say it. Of
-// cuda_prefill_fp32_mma: prefill::refusal_as_fp32().
+// "" if cuda_prefill_mma takes the problem, else what it does not take. Only what the coverage row cannot say.
+// cuda_prefill_fp32_mma has prefill::refusal_as_fp32() instead.
 std::string refusal(const Problem& p);
-// q's dtype chooses the kernel. Bytes of shared memory: of a multiprocessor, and the most of a block.
+// q's dtype chooses the kernel. shared_per_sm, shared_a_block: bytes of a multiprocessor, and the most of a block.
 Config choose_config(const Problem& p, int64_t shared_per_sm, int64_t shared_a_block);
 // Throws INVALID_ARGUMENT where a run has rows that the kernel does not take.
 void check_run(const Problem& p, const Config& c);

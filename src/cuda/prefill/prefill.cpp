@@ -91,13 +91,14 @@ Coverage fp8_coverage() {
   return c;
 }
 
-// As many rows as sequences is a decode step, even without max_seqlen_q. With batch_invariant the choice must not
-// depend on the other sequences.
+// A call with one query a sequence is a decode step, even without max_seqlen_q. With batch_invariant the choice must
+// not depend on the other sequences.
 int64_t most_rows(const Problem& p) {
   return (p.total_q == p.batch && !p.batch_invariant ? 1 : p.max_seqlen_q) * p.group;
 }
 
-// 16-bit queries come here if the TMA cannot copy their cache and they fill a block: with fewer rows decode is as fast.
+// 16-bit queries come to cuda_prefill_fp32 if the TMA cannot copy their cache. With too few rows for a row block decode
+// is as fast, so it leaves them.
 bool leaves_fp32(const Problem& p) {
   if (p.q.dtype == ATTUNE_FLOAT32) return prefill::has_few_rows(p);
   return p.cache && most_rows(p) < 128;

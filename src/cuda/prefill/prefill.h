@@ -17,11 +17,11 @@ const Kernel& prefill_fp8_kernel();
 const Kernel& prefill_fp32_kernel();
 
 namespace prefill {
-// Whether a call over a cache has so few rows that blocks of many would waste work.
+// Whether a call over a cache has so few rows that most of a row block would be empty.
 bool has_few_rows(const Problem& p);
-// The kernel of these that takes the problem.
+// The kernel of the three above that takes the problem.
 const Kernel& kernel_for(const Problem& p);
-// Its plan. Sequences with at most max_decode_q queries are left to another kernel.
+// A plan of that kernel. Sequences with at most max_decode_q queries are left to another kernel.
 std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device, int max_decode_q);
 }  // namespace prefill
 

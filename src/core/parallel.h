@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Long jobs on several threads.
+// Runs long jobs, compiling and planning, on several threads.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +8,6 @@
 namespace attune {
 
 // Calls job(i) for i in 0..n-1, several at a time. Tries all, then throws the failure of the least i.
-void side_by_side(size_t n, const std::function<void(size_t)>& job);
+void run_in_parallel(size_t n, const std::function<void(size_t)>& job);
 
 }  // namespace attune

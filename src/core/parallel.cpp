@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/side_by_side.h"
+#include "core/parallel.h"
 
 #include <algorithm>
 #include <atomic>
@@ -11,7 +11,7 @@
 
 namespace attune {
 
-void side_by_side(size_t n, const std::function<void(size_t)>& job) {
+void run_in_parallel(size_t n, const std::function<void(size_t)>& job) {
   std::atomic<size_t> next{0};
   std::mutex mutex;
   size_t failed_at = n;
