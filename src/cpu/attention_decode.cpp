@@ -107,8 +107,8 @@ Scratch scratch_of_head(const Scratch& scratch, const Compute& compute, int64_t 
   return s;
 }
 
-// One KV head against the loaded tile that begins at key first. near: the rows of the next step, far: of the one after;
-// both are prefetched on the way.
+// Computes one KV head on the loaded tile, which begins at key `first`. Prefetches the rows of the next step, near, and
+// of the one after, far.
 void decode_tile(const ScoreRows& rows, const Compute& compute, int64_t first, const Ahead& near, const Ahead& far,
                  bool recompute, Scratch& scratch) {
   const Problem& p = rows.p;
@@ -145,14 +145,14 @@ void decode_tile(const ScoreRows& rows, const Compute& compute, int64_t first, c
   }
 }
 
-// Scores of fewer tokens at a time where a slice has several heads: what hardware prefetchers bring along for the next
-// head must not leave L1 before its turn. (Sums keep their slices, on which their bits depend.)
+// Slices of scores are shorter where there are several heads: hardware prefetchers bring in the next head's rows, which
+// must still be in L1 when it is computed. Sums keep their slices, as their bits depend on these.
 constexpr int kHeadsScoreSlice = 8;
 
-// The loaded tile against all KV heads of the item, in the order of memory: the heads of a slice of tokens, then those
-// of the next slice; all scores, then all sums. For rows that lie in the cache as they are, those of a token's heads
-// one after the other. next: the rows of the next tile. Whole rows of tokens are requested twice, as above: a phase
-// early, and a slice early.
+// Computes all KV heads of the item on the loaded tile: first all scores, then all sums. It walks memory in order, a
+// slice of tokens at a time, and all heads of a slice before the next. Only for rows that lie in the cache as they are,
+// those of a token's heads side by side. Prefetches `next`, the rows of the next tile: every row is requested twice, as
+// above, once during the other phase and once a slice early.
 void decode_heads(const ScoreRows& item_rows, const Compute& compute, int64_t first, const AheadRows& next,
                   Scratch& scratch) {
   const Problem& p = item_rows.p;
@@ -162,8 +162,8 @@ void decode_heads(const ScoreRows& item_rows, const Compute& compute, int64_t fi
   const int64_t k_step = p.cache.k.head_stride * p.cache.k.element_size;
   const int64_t v_step = p.v_aliases_k ? k_step : p.cache.v.head_stride * p.cache.v.element_size;
   const void* const* v = p.v_aliases_k ? tile.k : tile.v;
-  // Calls work(own, h, j, count, rows of head h) for the heads of each slice of tokens. The share of a head in the
-  // requests for the next slice and the later rows goes before it.
+  // Calls work(own, h, j, count, rows of head h) for each slice of tokens and each head of it. Before each call a share
+  // of the next slice and of the later rows is prefetched.
   const auto walk = [&](const void* const* row, int64_t step, int slice, const void* const* later, int num_later,
                         int64_t later_step, auto&& work) {
     for (int j = 0; j < n; j += slice) {

@@ -12,8 +12,8 @@
 namespace attune::cpu {
 namespace {
 
-constexpr int64_t kItemKeys = 4 * kTileKeys;          // of an item that sums dk and dv alone
-constexpr int64_t kMostSumBytes = int64_t{16} << 20;  // of dk and dv of a whole sequence and KV head, a thread
+constexpr int64_t kItemKeys = 4 * kTileKeys;          // keys of an item that sums dk and dv alone
+constexpr int64_t kMostSumBytes = int64_t{16} << 20;  // a thread's sums of dk and dv for a whole sequence
 constexpr double kCutCost = 1.4;                      // a cut item computes S and dP twice: seven products, not five
 
 // How the sequences of a run are cut into items. An item that sums all gradients of a sequence and KV head computes a
@@ -79,7 +79,7 @@ class BackwardItems {
   const Cut& cut_;
 };
 
-// Pairs of queries and keys that a head of the sequence computes, about.
+// About how many pairs of a query and a key a head of the sequence computes.
 int64_t work_of(const Problem& p, const Sequence& s, int64_t b) {
   int64_t pairs = 0;
   for (int64_t first = 0; first < s.num_q; first += kTileRows) {
@@ -217,7 +217,7 @@ class CpuBackwardPlan final : public BackwardPlan {
   const KernelTable& kernels_;
   bool bf16_;
   T5Buckets t5_;
-  int64_t keys_ = 0;  // that an item may sum gradients of
+  int64_t keys_ = 0;  // of an item, at most: what its sums have room for
   int64_t scratch_each_ = 0;
   Layout layout_;
   size_t workspace_ = 0;

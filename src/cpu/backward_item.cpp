@@ -78,17 +78,18 @@ class ItemRun {
 
   int64_t first_sum() const { return tiles_.first_key() - item_.key_begin; }
 
-  // Rows that are not finite count as 0 in all three products: 0 * NaN must not reach rows that do not see them.
+  // Rows with a NaN or an infinity are 0 in all three products: 0 * NaN must not reach rows that do not see them.
+  // add_bad_products() adds what they give to those that do.
   void add_products(const Tile& tile) {
     const KernelTable& kt = run_.kernels;
     if (item_.dv) {
-      turn(tile, s_.s, s_.p_columns);
+      transpose(tile, s_.s, s_.p_columns);
       multiply(kt, tile.n, p_.head_dim_v, tile.m, s_.p_columns, kTileRows,
                rows_of(tile, s_.dout, s_.dout_pairs, s_.bad_dout, s_.ld_v), s_.ld_v, s_.dv + first_sum() * s_.ld_v,
                s_.ld_v, true);
     }
     if (item_.dk) {
-      turn(tile, s_.d, s_.d_columns);
+      transpose(tile, s_.d, s_.d_columns);
       multiply(kt, tile.n, p_.head_dim_qk, tile.m, s_.d_columns, kTileRows,
                rows_of(tile, s_.q, s_.q_pairs, s_.bad_q, s_.ld_q), s_.ld_q, s_.dk + first_sum() * s_.ld_q, s_.ld_q,
                true);
@@ -99,8 +100,8 @@ class ItemRun {
     }
   }
 
-  // A tile of rows to one of columns, as operands.
-  void turn(const Tile& tile, const float* from, T* to) {
+  // Transposes a tile, to the type of the operands.
+  void transpose(const Tile& tile, const float* from, T* to) {
     const float* rows[kTileRows];
     for (int r = 0; r < tile.m; ++r) rows[r] = from + r * kTileKeys;
     if constexpr (std::is_same_v<T, float>) {
@@ -126,7 +127,7 @@ class ItemRun {
     }
   }
 
-  // The tile's rows of q or dout as the right operand.
+  // The tile's rows of q or dout as the right operand; those with a NaN or an infinity as zeros.
   const T* rows_of(const Tile& tile, const T* rows, const T* pairs, const bool* bad, int64_t ld) {
     if constexpr (!std::is_same_v<T, float>) return pairs + tile.row * ld;
     const T* const from = rows + tile.row * ld;
@@ -141,7 +142,7 @@ class ItemRun {
     return s_.clean;
   }
 
-  // What rows that are not finite give to those that see them.
+  // Adds what rows with a NaN or an infinity give to the rows that see them.
   void add_bad_products(const Tile& tile) {
     const auto add = [](float weight, const T* row, int64_t n, float* to) {
       for (int64_t c = 0; c < n; ++c) to[c] += weight * element(row[c]);

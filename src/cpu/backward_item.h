@@ -8,28 +8,29 @@
 
 namespace attune::cpu {
 
-// Sums dq of some queries of some heads over all keys, dk and dv of some keys over all queries of the heads, or both.
-// How a sequence is cut into items changes no bit: sums go over tiles, which lie at multiples of their sizes, in order.
+// An item sums dq of its queries and heads over all keys, dk and dv of its keys over all queries of the heads, or both.
+// Sums go over tiles in order, and tiles lie at multiples of their size: so the cut into items changes no bit.
 struct GradientItem {
   int64_t sequence;
   int64_t kv_head;
   int64_t head_begin, head_end;    // query heads of kv_head
   int64_t query_begin, query_end;  // begins at a multiple of kTileRows
-  int64_t key_begin, key_end;      // begins at a multiple of kTileKeys; may go on behind the keys in use
+  int64_t key_begin, key_end;      // begins at a multiple of kTileKeys; may go past the keys in use
   bool dq, dk, dv;                 // what is summed and stored
 };
 template <class T>
 void run_gradient_item(const GradientRun& run, const Sequence& sequence, const GradientItem& item,
                        GradientScratch<T>& scratch);
 
-// dsinks[head], in the order of the rows. scratch: as any.
+// Stores dsinks[head], summed in the order of the rows.
 template <class T>
 void sum_sink_gradient(const GradientRun& run, const Sequence* sequences, int64_t head, GradientScratch<T>& scratch);
-// dbias of positions [begin, begin + kTileRows) of a head of the table; batch and query heads in order.
+// Stores dbias of positions [begin, begin + kTileRows) of a head of the table, summed over sequences and query heads in
+// order.
 template <class T>
 void sum_bias_gradient(const GradientRun& run, const Sequence* sequences, int64_t table_head, int64_t begin,
                        GradientScratch<T>& scratch);
-// dt5_bias[head].
+// Stores dt5_bias[head].
 template <class T>
 void sum_t5_gradient(const GradientRun& run, const Sequence* sequences, int64_t head, GradientScratch<T>& scratch);
 

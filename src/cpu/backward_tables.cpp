@@ -11,7 +11,8 @@
 namespace attune::cpu {
 namespace {
 
-// Calls add(row of the chunk, key, dz) for every element of dZ of queries [begin, end) of a head that some row sees.
+// Calls add(row of the chunk, key, dz) for each query of [begin, end) of a head and each key that it may see; dz is the
+// gradient of the score behind the softcap.
 template <class T, class Add>
 void for_each_gradient(GradientTiles<T>& tiles, const Problem& p, const Sequence& sequence, int64_t b, int64_t head,
                        int64_t begin, int64_t end, const GradientScratch<T>& s, Add&& add) {

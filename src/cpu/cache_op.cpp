@@ -29,7 +29,7 @@ KvSlot sequence_slot(const KvCache& cache, int64_t b, int64_t t, int64_t used, b
   return held ? cache.find(b, t, of_v) : kNowhere;
 }
 
-// Dense token i into a slot.
+// Writes dense token i to a slot.
 void store_token(const CacheProblem& op, int64_t i, KvSlot slot) {
   if (slot.page < 0) return;
   alignas(64) float x[kMaxHeadDim];
@@ -42,7 +42,7 @@ void store_token(const CacheProblem& op, int64_t i, KvSlot slot) {
   }
 }
 
-// A slot to dense token i; zeros from nowhere.
+// Reads a slot to dense token i; kNowhere gives zeros.
 void fetch_token(const CacheProblem& op, int64_t i, KvSlot k_slot, KvSlot v_slot) {
   alignas(64) float x[kMaxHeadDim];
   const bool somewhere = k_slot.page >= 0 && v_slot.page >= 0;

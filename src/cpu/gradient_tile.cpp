@@ -93,9 +93,8 @@ void GradientTiles<T>::stage_row(const RowView& from, int64_t row, int64_t head,
   std::fill(to + n, to + round_up(n, 16), T{0});
 }
 
-// What of row i of the chunk its whole tile row shares: the probability is a * share and the gradient of the score a *
-// (share * dp - delta), where a is exp(z - lse), share = 1 / (1 + exp(sink - lse)) and delta = share * <dout, out> -
-// dlse.
+// Stores the constants of row i of the chunk: lse2, share = 1 / (1 + exp(sink - lse)) and delta = share * <dout, out> -
+// dlse. With a = exp(z - lse), P is a * share, and the gradient of a score a * (share * dP - delta).
 template <class T>
 void GradientTiles<T>::stage_constants(int64_t i, int64_t row, int64_t head) {
   const BackwardProblem& p = run_.p;
@@ -176,7 +175,8 @@ void GradientTiles<T>::load_keys(int64_t kv_head, int64_t first) {
   }
 }
 
-// By causality and windows alone. Begins at an even row of the chunk: bf16 rows come in pairs.
+// Leaves out rows that see none of the keys, by causality and windows alone. Begins at an even row of the chunk, as
+// rows of bf16 come in pairs.
 template <class T>
 typename GradientTiles<T>::Tile GradientTiles<T>::trim(int row, int m) const {
   const int64_t first = first_query_ + row;

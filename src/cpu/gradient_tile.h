@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of the backward on the CPU: queries of one head against a key tile, to probabilities and gradients of
-// scores.
+// Tiles of the backward on the CPU: P and the gradient of the scores, for queries of one head and a key tile.
 #pragma once
 
 #include <cstddef>
@@ -55,7 +54,7 @@ struct GradientScratch {
 // What all items of a run share.
 struct GradientRun {
   const BackwardProblem& p;
-  const Problem& single;  // the forward as if each query head had a KV head of its own: rows of a tile are queries
+  const Problem& single;  // the forward with a KV head for each query head, so that rows of a tile are queries
   const T5Buckets& t5;
   const KernelTable& kernels;
 };
@@ -72,13 +71,14 @@ class GradientTiles {
   // The key tile from first on.
   void load_keys(int64_t kv_head, int64_t first);
 
-  // Rows and columns of a tile outside of which all is 0.
+  // The rows and columns of a tile that may hold anything but 0.
   struct Tile {
     int row, m;  // of the chunk
     int n;
   };
-  // Rows [row, row + m) of the chunk against the keys: P in scratch.s, from its first row on, and in scratch.d dX, or
-  // dZ (without what the softcap does) for_bias. False if no row sees a key.
+  // Computes rows [row, row + m) of the chunk against the keys: P to scratch.s, the gradient of the scores to
+  // scratch.d. That is of the scores before the softcap; for_bias: behind it, where biases are added. False if no row
+  // sees a key.
   bool compute(int row, int m, bool for_bias, Tile& tile);
 
   int64_t first_query() const { return first_query_; }

@@ -89,7 +89,7 @@ void IndexScorer::load_queries(int64_t first, int64_t count) {
   }
 }
 
-// Key i of the tile: in place if it has the type of the tile, else converted.
+// Makes `row` key i of the tile: in place if it has the type of the tile, else converted.
 void IndexScorer::load_key(const std::byte* row, int i) {
   const KvPlane& plane = op_.cache.k;
   if (plane.contiguous && plane.dtype == (bf16_ ? ATTUNE_BFLOAT16 : ATTUNE_FLOAT32)) {

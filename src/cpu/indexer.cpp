@@ -300,7 +300,7 @@ class Run {
     }
   }
 
-  // Every key that a row sees.
+  // Writes every key that a row sees.
   void write_whole(const Block& block) {
     for (int64_t r = 0; r < block.count; ++r) {
       Entries entries(op_, block.b);

@@ -35,8 +35,7 @@ struct SoftmaxTile {
 // A row whose max stays -inf gets p = 0; its sum and o stay. A NaN score makes p, sum and o NaN. Columns n.. up to the
 // next multiple of 2 of a bf16 p are written as 0 (ldp allows it).
 
-// From a tile of scores and one of dout V^T to one of probabilities and one of the gradient of the scores, for the
-// backward.
+// The backward's softmax: turns a tile of scores into P, and one of dout V^T into the gradient of the scores.
 struct GradientTile {
   int m;     // rows
   int n;     // columns; scores that a row may not see are -inf
@@ -50,7 +49,7 @@ struct GradientTile {
   const float* capped;  // [m][ld] or null: scores behind the softcap, before what was added to them
   float cap;
 };
-// Rules: where a score or its row's lse2 is -inf, both results are 0, whatever the other numbers are. NaN spreads else.
+// Where a score or its row's lse2 is -inf, both results are 0, whatever the other numbers are. Elsewhere NaN spreads.
 
 // Rows that a later call will read. A function that takes this prefetches `bytes` bytes of rows[j], from `behind` bytes
 // after its address on, when it comes to its own row j: a steady stream of requests queues better than a burst.

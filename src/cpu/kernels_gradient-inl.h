@@ -27,7 +27,7 @@ HWY_INLINE void gradient_row(const GradientTile& t, int i) {
   const int columns = (t.n + 15) / 16 * 16;  // a multiple of kLanes
   for (int j = 0; j < columns; j += kLanes) {
     const VF score = hn::LoadU(d, s + j);
-    auto seen = hn::Not(hn::Eq(score, none));  // a NaN is visible; Ne may be false for it
+    auto seen = hn::Not(hn::Eq(score, none));  // not Ne, which may be false for NaN: a NaN is visible
     if (j + kLanes > t.n) seen = hn::And(seen, hn::FirstN(d, static_cast<size_t>(HWY_MAX(t.n - j, 0))));
     const VF a = exp2(hn::MulSub(score, scale, lse));
     VF gradient = hn::Mul(a, hn::MulSub(share, hn::LoadU(d, g + j), delta));

@@ -166,7 +166,7 @@ int apply_mask(const ScoreRows& rows, int row, int m, int64_t first, const KvTil
     }
     if (p.key_masks.kinds() != 0)
       hide_by_key(p.key_masks, mask_rows, rows.query(row + r), rows.head(row + r), first, n, visible);
-    for (int j = 0; j < n; ++j) {  // without a branch: what is visible may be as good as random
+    for (int j = 0; j < n; ++j) {  // without a branch, which a random mask would make unpredictable
       const uint32_t keep = 0u - static_cast<uint32_t>(visible[j]);
       out[j] =
           std::bit_cast<float>((std::bit_cast<uint32_t>(out[j]) & keep) | (std::bit_cast<uint32_t>(-kInf) & ~keep));

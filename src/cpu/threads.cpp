@@ -68,14 +68,14 @@ class Pool {
 
   void ready(int threads) {
     const std::lock_guard lock(mutex_);
-    hire(threads - 1);
+    start_workers(threads - 1);
   }
 
   void run(int threads, void (*work)(void*, int), void* context) {
     Job job{work, context, threads};
     {
       const std::lock_guard lock(mutex_);
-      hire(threads - 1);
+      start_workers(threads - 1);
       append(&job);
       posted_.fetch_add(1);
     }
@@ -104,8 +104,8 @@ class Pool {
     if (*at != nullptr) *at = job->next;
   }
 
-  // Starting fewer threads than asked for is no error: those that started do the work.
-  void hire(int count) {
+  // Starts threads until there are `count`. Fewer are no error: those that started do the work.
+  void start_workers(int count) {
     try {
       while (static_cast<int>(workers_.size()) < count) workers_.emplace_back([this] { serve(); });
     } catch (const std::system_error&) {

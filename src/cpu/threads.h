@@ -37,7 +37,7 @@ void parallel_for(int64_t n, int threads, Body&& body) {
       threads, [](void* context, int thread) { (*static_cast<decltype(work)*>(context))(thread); }, &work);
 }
 
-// The same where the thread does not matter.
+// The same for bodies that do not ask for their thread.
 template <class Body>
 void parallel_for(int64_t n, Body&& body) {
   parallel_for(n, num_threads(), [&](int64_t i, int) { body(i); });

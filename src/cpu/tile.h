@@ -80,7 +80,7 @@ struct Compute {
 // Scratch of one thread; sizes from scratch_bytes().
 struct Scratch {
   void* q;             // [rows][ld_q] of the tile type
-  float* row_f32;      // one row, 576 floats and some
+  float* row_f32;      // one row of any head dim
   float* o;            // [rows][ld_o]
   float* s;            // [rows][kMaxTileN]
   void* p;             // [rows][kMaxTileN] of bf16, or s

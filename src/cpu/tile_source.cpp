@@ -37,7 +37,7 @@ const void* TileSource::stage(const std::byte* row, int32_t dtype, int64_t n, st
   return to;
 }
 
-// The same where element d is element(d) elements from the row's address, unless they are contiguous.
+// The same for rows that may be strided: element d lies element(d) elements from the row's address.
 template <class Element>
 const void* TileSource::place(const std::byte* row, int32_t dtype, bool contiguous, int64_t n, std::byte* to,
                               Scratch& scratch, const Element& element) const {

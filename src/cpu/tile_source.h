@@ -24,7 +24,7 @@ class TileSource {
   // mode the columns are entries of the lists of query row q_row.
   void load(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int64_t begin, int n,
             Scratch& scratch) const;
-  // Turns the tile of the item's KV head h - 1 into that of head h > 0. Returns false if it must be loaded instead.
+  // Moves the tile from the item's KV head h - 1 to head h > 0. Returns false if it must be loaded instead.
   bool next_head(const Item& item, int h, int64_t first, Scratch& scratch) const;
   // Finds the addresses of those rows of columns [first, first + n) for which that is cheap: cached ones, or dense ones
   // where there is no cache.
