@@ -15,6 +15,7 @@
  *   - Every function returns attune_status. On failure attune_last_error() (thread-local) names the argument, its
  *     value and what is allowed. The library never prints, aborts or exits.
  *   - Sizes and strides are int64, strides count elements. Shapes are written in comments as [outer, ..., inner].
+ *     There "float" is float32, float16 or bfloat16, each tensor for itself; fp32 is float32 alone.
  *   - lse is the natural logarithm, in fp32, without sinks. A row that sees nothing gives out = 0 and lse =
  *     max_logits = -inf.
  *   - What a row may not see never reaches it, whatever bytes are there. Table entries past a sequence's end are
@@ -118,8 +119,8 @@ ATTUNE_API attune_status attune_get_device_info(int32_t i, attune_device_info* i
  * and compiler. */
 ATTUNE_API attune_status attune_describe_cuda(char* text, size_t capacity, size_t* needed);
 /* Threads of the CPU backend's pool, up to 4096; 0 restores the default: OMP_NUM_THREADS where that is a whole number
- * of 1 to 4096, else all cores. Plans made later use it. Planning starts what of them is missing; an operation without
- * a plan does so itself, once. */
+ * of 1 to 4096, else all cores. Plans made later use it. Planning starts the threads that are missing; operations
+ * without a plan start them at their first call. */
 ATTUNE_API attune_status attune_set_num_threads(int32_t num_threads);
 ATTUNE_API attune_status attune_get_num_threads(int32_t* num_threads);
 
@@ -169,7 +170,7 @@ typedef enum attune_kv_format {
   ATTUNE_KV_PLAIN = 0, /* elements of k's dtype: float32, float16, bfloat16, e4m3, e5m2 or int8, with optional scales */
   ATTUNE_KV_MLA_656 = 1, /* a token: 512 e4m3 | 4 fp32 scales, one per 128 | 64 bf16; d_qk 576, d_v 512, one KV head */
   ATTUNE_KV_MLA_584 = 2  /* a page: page_size x (448 e4m3 | 64 bf16), then page_size x (7 e8m0 scales, one per 64 | 1
-                            pad);  d_qk 512, d_v 512, one KV head */
+                            pad); d_qk 512, d_v 512, one KV head */
 } attune_kv_format;
 
 /* A paged cache (page_table present), a contiguous one (absent: sequence b owns row b, or row batch_index[b]), or,
@@ -200,8 +201,8 @@ typedef struct attune_prologue {
   attune_tensor v_bias;    /* float [num_heads_kv, head_dim_v] */
   attune_tensor ia3_k;     /* float [num_tasks, num_heads_kv, head_dim_qk] */
   attune_tensor ia3_v;     /* float [num_tasks, num_heads_kv, head_dim_v] */
-  attune_tensor ia3_task;  /* int32 [batch]; -1 (as any other out of 0..num_tasks-1, which fail validation): no IA3 for
-                              that sequence. Absent: task 0 */
+  attune_tensor ia3_task;  /* int32 [batch]; -1: no IA3 for that sequence. Other numbers out of 0..num_tasks-1 do the
+                              same, and fail validation. Absent: task 0 */
   /* fp32 [positions, R] or [num_tables, positions, R]: R/2 cosines, then R/2 sines, of each position
      (attune_rope_table builds it). A position past the end uses no rotation and fails validation */
   attune_tensor rope_cos_sin;
@@ -233,9 +234,9 @@ typedef struct attune_attention {
 
   attune_tensor q;            /* [total_q, num_heads_q, head_dim_qk], or [batch, seqlen_q, num_heads_q, head_dim_qk];
                                  float32, float16, bfloat16; int8, e4m3, e5m2 with prologue.qkv_scale */
-  attune_tensor cu_seqlens_q; /* int32 [batch + 1], rank 3 q only: first row of each sequence, and the end. Rows before
-                                 the first and from the end on are nobody's. Absent with rank 3 q: one sequence, or,
-                                 with a cache, one query for each sequence */
+  attune_tensor cu_seqlens_q; /* int32 [batch + 1], rank 3 q only: first row of each sequence, and the end. Rows outside
+                                 belong to no sequence. Absent with rank 3 q: one sequence, or, with a cache, one query
+                                 for each sequence */
   attune_tensor k; /* [total_kv, num_heads_kv, head_dim_qk] or [batch, seqlen_kv, num_heads_kv, head_dim_qk] */
   attune_tensor v; /* [.., num_heads_kv, head_dim_v]; absent: the first head_dim_v columns of k */
   attune_tensor cu_seqlens_kv; /* int32 [batch + 1], dense rank 3 k without cache; absent: as cu_seqlens_q (with
@@ -338,8 +339,8 @@ ATTUNE_API attune_status attune_run(const attune_plan* plan, const attune_attent
 /* The two halves of attune_run. One schedule serves every layer of a step that has the same lengths, in the same
  * workspace: attune_run_scheduled needs that attune_schedule or attune_run of the same plan was the last to write to
  * it, on the same stream, with the same shapes, windows, ranges, lengths, offsets, finished and topk_length. On the
- * CPU anything else is INVALID_ARGUMENT. On CUDA only the device knows: rows are NaN, or right where the kernel needs
- * no schedule. A workspace without a schedule is undefined behaviour there. */
+ * CPU anything else is INVALID_ARGUMENT. On CUDA only the device can know: it writes NaN, unless the kernel needs no
+ * schedule. A workspace without any schedule is undefined behaviour there. */
 ATTUNE_API attune_status attune_schedule(const attune_plan* plan, const attune_attention* attention, void* workspace,
                                          size_t workspace_bytes, void* stream);
 ATTUNE_API attune_status attune_run_scheduled(const attune_plan* plan, const attune_attention* attention,
