@@ -42,7 +42,7 @@ Compute choose_compute(const Problem& p) {
   return c;
 }
 
-// Where the pieces of the workspace begin.
+// Offsets of the arrays in the workspace.
 struct Layout {
   size_t header = 0, sequences = 0, items = 0, merges = 0, partials = 0, k_rows = 0, v_rows = 0, scratch = 0, total = 0;
   size_t scratch_each = 0;

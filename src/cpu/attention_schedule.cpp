@@ -9,8 +9,8 @@
 namespace attune::cpu {
 namespace {
 
-constexpr int64_t kPiecesPerThread = 8;  // enough for balance, few enough that merging costs nothing
-constexpr int64_t kMinPieceKeys = 512;
+constexpr int64_t kSplitsPerThread = 8;  // enough for balance, few enough that merging costs nothing
+constexpr int64_t kMinSplitKeys = 512;
 constexpr int64_t kLeastItemsPerThread = 4;
 
 // Rows of an item of this sequence.
@@ -33,14 +33,14 @@ bool heads_are_adjacent(const Problem& p) {
 // The most KV heads that an item may have if every thread is to get several items.
 int64_t most_heads(const Problem& p, const Sequence* sequences, int threads, bool may_split) {
   if (p.sparse || p.heads_kv == 1 || !heads_are_adjacent(p)) return 1;
-  int64_t pieces = 0;
+  int64_t splits = 0;
   for (int64_t b = 0; b < p.batch; ++b) {
     const Sequence& s = sequences[b];
     if (s.num_q == 0 || is_skipped(p, s, b)) continue;
-    pieces += may_split ? std::max<int64_t>(1, s.seqlen_kv() / kMinPieceKeys) : 1;
+    splits += may_split ? std::max<int64_t>(1, s.seqlen_kv() / kMinSplitKeys) : 1;
   }
   int64_t heads = p.heads_kv;
-  while (heads > 1 && pieces * ceil_div(p.heads_kv, heads) < kLeastItemsPerThread * threads) heads = ceil_div(heads, 2);
+  while (heads > 1 && splits * ceil_div(p.heads_kv, heads) < kLeastItemsPerThread * threads) heads = ceil_div(heads, 2);
   return heads;
 }
 
@@ -116,8 +116,8 @@ ScheduleLimits schedule_limits(const Problem& p, int threads) {
                                   : ceil_div(p.total_q * p.group, least_rows) + std::min(p.batch, p.total_q);
   const int64_t base = blocks * p.heads_kv;
   const bool may_split = threads > 1 && !p.batch_invariant;
-  l.max_partials = may_split ? 4 * kPiecesPerThread * threads : 0;
-  l.max_merges = may_split ? 2 * kPiecesPerThread * threads : 0;
+  l.max_partials = may_split ? 4 * kSplitsPerThread * threads : 0;
+  l.max_merges = may_split ? 2 * kSplitsPerThread * threads : 0;
   l.max_items = base + l.max_partials;
   const int64_t rows = std::max<int64_t>(1, p.max_seqlen_q) * p.group * p.heads_kv;
   l.partial_rows = std::min<int64_t>(rows, std::max(prefill_rows(p.head_dim_qk, p.head_dim_v), kDecodeRows));
@@ -131,32 +131,32 @@ void make_schedule(const Problem& p, const ScheduleLimits& limits, Schedule& out
   auto cost_of = [](const Item& i) { return item_cost(i.kv_end - i.kv_begin, i.num_rows, i.num_heads); };
   int64_t total = 0;
   for_each_item(p, out.sequences, heads, [&](const Item& item) { total += cost_of(item); });
-  // Only items above the target are split, so there are at most 2 * pieces of them and 4 * pieces of their parts.
-  const int64_t target = may_split ? total / (kPiecesPerThread * limits.threads) + 1 : INT64_MAX;
+  // Only items above the target are split: at most max_merges of them, into at most max_partials splits.
+  const int64_t target = may_split ? total / (kSplitsPerThread * limits.threads) + 1 : INT64_MAX;
   int64_t items = 0, merges = 0;
   int32_t partials = 0;
   for_each_item(p, out.sequences, heads, [&](const Item& whole) {
     const int64_t begin = whole.kv_begin, end = whole.kv_end, keys = end - begin, cost = cost_of(whole);
-    int64_t pieces = 1;
+    int64_t splits = 1;
     if (cost > target && whole.num_rows * whole.num_heads <= limits.partial_rows) {
-      pieces = std::clamp<int64_t>(std::min(ceil_div(cost, target), keys / kMinPieceKeys), 1,
-                                   4 * kPiecesPerThread * limits.threads);
-      if (merges >= limits.max_merges || partials + pieces > limits.max_partials) pieces = 1;
+      splits = std::clamp<int64_t>(std::min(ceil_div(cost, target), keys / kMinSplitKeys), 1,
+                                   4 * kSplitsPerThread * limits.threads);
+      if (merges >= limits.max_merges || partials + splits > limits.max_partials) splits = 1;
     }
     const int64_t tile = kMaxTileN;
-    const int64_t step = pieces > 1 ? round_up(ceil_div(keys, pieces), tile) : keys;
+    const int64_t step = splits > 1 ? round_up(ceil_div(keys, splits), tile) : keys;
     const int32_t first = partials;
     const int64_t aligned = begin / tile * tile;
-    for (int64_t i = 0; i < pieces; ++i) {
+    for (int64_t i = 0; i < splits; ++i) {
       Item item = whole;
-      item.kv_begin = pieces > 1 ? std::max(begin, aligned + i * step) : begin;
-      item.kv_end = pieces > 1 && i + 1 < pieces ? std::min(end, aligned + (i + 1) * step) : end;
+      item.kv_begin = splits > 1 ? std::max(begin, aligned + i * step) : begin;
+      item.kv_end = splits > 1 && i + 1 < splits ? std::min(end, aligned + (i + 1) * step) : end;
       if (item.kv_end <= item.kv_begin && i > 0) continue;
       item.cost = cost_of(item);
-      item.partial = pieces > 1 ? partials++ : -1;
+      item.partial = splits > 1 ? partials++ : -1;
       out.items[items++] = item;
     }
-    if (pieces > 1) {
+    if (splits > 1) {
       out.merges[merges++] = {whole.row_begin, whole.sequence, whole.kv_head,   whole.num_rows,
                               whole.num_heads, first,          partials - first};
     }

@@ -140,7 +140,7 @@ class CpuBackwardPlan final : public BackwardPlan {
   }
 
  private:
-  // Where the pieces of the workspace begin.
+  // Offsets of the arrays in the workspace.
   struct Layout {
     size_t sequences = 0, extents = 0, order = 0, ends = 0, work = 0, scratch = 0;
   };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Items are blocks of rows of one sequence. Where there are too few for the threads, the keys of a block are cut into
-// pieces: each leaves its k best, and the rows merge them. Which keys are the k best does not depend on how they were
+// splits: each leaves its k best, and the rows merge them. Which keys are the k best does not depend on how they were
 // cut, since no two candidates are equal.
 #include "cpu/indexer.h"
 
@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kMostRows = 16;             // of a block; its rows share the conversion of a tile of keys
 constexpr int64_t kMostQueries = 1024;        // rows times heads of a block
 constexpr int64_t kMostCandidates = 1 << 17;  // of all rows of a block
-constexpr int64_t kPieceKeys = 1024;          // of a piece, at least; fewer cost more than they gain
+constexpr int64_t kSplitKeys = 1024;          // of a split, at least; fewer cost more than they gain
 constexpr int64_t kItemsPerThread = 4;
 
 static_assert(TopkList::kMostAtOnce >= kIndexTile);
@@ -58,7 +58,7 @@ struct Sizes {
   int64_t rows;      // of a block, at most
   int64_t k;         // entries that a row can fill
   int64_t capacity;  // of a list
-  int64_t max_pieces, max_lists;
+  int64_t max_splits, max_lists;
 
   explicit Sizes(const IndexerProblem& op) : threads(num_threads()) {
     k = std::min(op.topk, std::max<int64_t>(op.max_seqlen_kv, 1));
@@ -67,12 +67,12 @@ struct Sizes {
     rows = std::min({kMostRows, most, kMostQueries / std::max<int64_t>(op.num_heads, 1)});
     if (op.selects()) rows = std::min(rows, kMostCandidates / k);
     rows = std::max<int64_t>(rows, 1);
-    const int64_t by_keys = ceil_div(op.max_seqlen_kv, kPieceKeys);
-    max_pieces = threads == 1 ? 1 : std::clamp<int64_t>(by_keys, 1, kItemsPerThread * threads);
-    // A run of n blocks cuts each into at most kItemsPerThread * threads / n + 1 pieces; none if n >= 2 * threads.
-    max_lists = max_pieces == 1 || !op.selects()
+    const int64_t by_keys = ceil_div(op.max_seqlen_kv, kSplitKeys);
+    max_splits = threads == 1 ? 1 : std::clamp<int64_t>(by_keys, 1, kItemsPerThread * threads);
+    // A run of n blocks cuts each into at most kItemsPerThread * threads / n + 1 splits; none if n >= 2 * threads.
+    max_lists = max_splits == 1 || !op.selects()
                     ? 0
-                    : std::min(op.total_q * max_pieces, rows * (kItemsPerThread + 2) * threads);
+                    : std::min(op.total_q * max_splits, rows * (kItemsPerThread + 2) * threads);
   }
 };
 
@@ -87,7 +87,7 @@ struct ThreadMemory {
 
 struct Memory {
   Span* spans;         // [batch]
-  uint64_t* kept;      // [max_lists][k]: the best of each piece
+  uint64_t* kept;      // [max_lists][k]: the best of each split
   int64_t* num_kept;   // [max_lists]
   std::byte* threads;  // [threads], thread_bytes each
   size_t thread_bytes;
@@ -130,12 +130,12 @@ class Run {
   void operator()() {
     find_spans();
     if (num_blocks_ == 0) return;
-    if (z_.max_pieces > 1 && num_blocks_ < 2 * z_.threads) {
-      pieces_ = std::min(z_.max_pieces, ceil_div(kItemsPerThread * z_.threads, num_blocks_));
+    if (z_.max_splits > 1 && num_blocks_ < 2 * z_.threads) {
+      splits_ = std::min(z_.max_splits, ceil_div(kItemsPerThread * z_.threads, num_blocks_));
     }
-    parallel_for(num_blocks_ * pieces_, z_.threads,
-                 [&](int64_t item, int thread) { run_item(item / pieces_, item % pieces_, thread); });
-    if (!op_.selects() || pieces_ == 1) return;
+    parallel_for(num_blocks_ * splits_, z_.threads,
+                 [&](int64_t item, int thread) { run_item(item / splits_, item % splits_, thread); });
+    if (!op_.selects() || splits_ == 1) return;
     parallel_for(num_blocks_, z_.threads, [&](int64_t block, int thread) { merge_block(block, thread); });
   }
 
@@ -186,16 +186,16 @@ class Run {
     return carve_thread(op_, z_, m_.threads + m_.thread_bytes * static_cast<size_t>(thread), nullptr);
   }
 
-  void run_item(int64_t index, int64_t piece, int thread) {
+  void run_item(int64_t index, int64_t split_idx, int thread) {
     const Block block = block_at(index);
-    if (op_.clear_scores && piece == 0) clear(block);
+    if (op_.clear_scores && split_idx == 0) clear(block);
     if (block.whole) {
-      if (pieces_ == 1) write_whole(block);
+      if (splits_ == 1) write_whole(block);
       return;  // merge_block() writes it
     }
     const int64_t tiles = ceil_div(block.all.count(), kIndexTile);
-    const int64_t begin = block.all.begin + tiles * piece / pieces_ * kIndexTile;
-    const int64_t end = std::min(block.all.end, block.all.begin + tiles * (piece + 1) / pieces_ * kIndexTile);
+    const int64_t begin = block.all.begin + tiles * split_idx / splits_ * kIndexTile;
+    const int64_t end = std::min(block.all.end, block.all.begin + tiles * (split_idx + 1) / splits_ * kIndexTile);
     ThreadMemory memory = thread_memory(thread);
     TopkList lists[kMostRows];
     for (int64_t r = 0; r < block.count; ++r) lists[r] = list_of(memory, r);
@@ -213,11 +213,11 @@ class Run {
     if (!op_.selects()) return;
     for (int64_t r = 0; r < block.count; ++r) {
       lists[r].finish();
-      if (pieces_ == 1) {
+      if (splits_ == 1) {
         write_row(block, r, lists[r].keys(), lists[r].count());
         continue;
       }
-      const int64_t at = kept_at(block, r, piece);
+      const int64_t at = kept_at(block, r, split_idx);
       m_.num_kept[at] = lists[r].count();
       std::copy(lists[r].keys(), lists[r].keys() + lists[r].count(), m_.kept + at * z_.k);
     }
@@ -291,8 +291,8 @@ class Run {
     const ThreadMemory memory = thread_memory(thread);
     for (int64_t r = 0; r < block.count; ++r) {
       TopkList list = list_of(memory, r);
-      for (int64_t piece = 0; piece < pieces_; ++piece) {
-        const int64_t at = kept_at(block, r, piece);
+      for (int64_t split_idx = 0; split_idx < splits_; ++split_idx) {
+        const int64_t at = kept_at(block, r, split_idx);
         list.add(m_.kept + at * z_.k, m_.num_kept[at]);
       }
       list.finish();
@@ -334,8 +334,8 @@ class Run {
   }
 
   int64_t row_of(const Block& block, int64_t r) const { return block.span->first_row + block.first + r; }
-  int64_t kept_at(const Block& block, int64_t r, int64_t piece) const {
-    return (block.span->lists_before + block.first + r) * pieces_ + piece;
+  int64_t kept_at(const Block& block, int64_t r, int64_t split_idx) const {
+    return (block.span->lists_before + block.first + r) * splits_ + split_idx;
   }
   TopkList list_of(const ThreadMemory& memory, int64_t r) const {
     return {memory.lists + r * z_.capacity, memory.spare, z_.k, z_.capacity};
@@ -344,7 +344,7 @@ class Run {
   const IndexerProblem& op_;
   const Sizes& z_;
   const Memory& m_;
-  int64_t num_blocks_ = 0, pieces_ = 1;
+  int64_t num_blocks_ = 0, splits_ = 1;
 };
 
 }  // namespace

@@ -39,7 +39,7 @@ struct Item {
   int32_t partial;  // slot for the partial result; -1: the item is whole
 };
 
-// Merges the partial results of slots [first, first + count): the pieces of one item.
+// Merges the partial results of slots [first, first + count): the splits of one item.
 struct MergeTask {
   int64_t row_begin;
   int32_t sequence, kv_head;

@@ -32,18 +32,25 @@ bool has_vectors(const KvPlane& p, int64_t channels) {
 
 char* bytes(const void* data) { return const_cast<char*>(static_cast<const char*>(data)); }
 
-kernels::RowTokens cache_tokens(const CacheProblem& op) {
+// The tokens of an operation, by sequences.
+template <class Op>
+kernels::RowTokens sequence_tokens(const Op& op, int64_t total) {
   kernels::RowTokens t{};
-  t.total = op.tokens;
-  t.by_slots = op.by_slots ? 1 : 0;
-  static_assert(sizeof(long long) == sizeof(int64_t));
-  t.slots = reinterpret_cast<const long long*>(op.slots);
-  t.slot_stride = op.slot_stride;
+  t.total = total;
   t.batch = to_int(op.batch);
   t.fixed = op.fixed;
   t.cu_seqlens = int_table(op.cu);
   t.seqused = int_table(op.seqused);
   t.finished = op.finished.data, t.finished_stride = op.finished.stride;
+  return t;
+}
+
+kernels::RowTokens cache_tokens(const CacheProblem& op) {
+  kernels::RowTokens t = sequence_tokens(op, op.tokens);
+  t.by_slots = op.by_slots ? 1 : 0;
+  static_assert(sizeof(long long) == sizeof(int64_t));
+  t.slots = reinterpret_cast<const long long*>(op.slots);
+  t.slot_stride = op.slot_stride;
   return t;
 }
 
@@ -134,14 +141,9 @@ kernels::RowCache row_cache(const KvCache& c) {
 
 kernels::StoreParams store_params(const PrepareProblem& op) {
   kernels::StoreParams k{};
-  k.tokens.total = op.total;
+  k.tokens = sequence_tokens(op, op.total);
   const RowView& first = op.q ? op.q : op.k ? op.k : op.v;
   k.tokens.rows_per_outer = first.rows_per_batch;
-  k.tokens.batch = to_int(op.batch);
-  k.tokens.fixed = op.fixed;
-  k.tokens.cu_seqlens = int_table(op.cu);
-  k.tokens.seqused = int_table(op.seqused);
-  k.tokens.finished = op.finished.data, k.tokens.finished_stride = op.finished.stride;
   k.tokens.clamp_used = op.cache && op.cache.ring_capacity == 0 ? 1 : 0;
   const RowView* in[3] = {&op.q, &op.k, &op.v};
   const RowView* out[3] = {&op.q_out, &op.k_out, &op.v_out};
