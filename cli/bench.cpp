@@ -99,7 +99,7 @@ Timing bench_on_cuda(const cases::Case& spec, int32_t index, const BenchOptions&
   return timing;
 }
 
-// Of a run over data that the device's caches do not hold.
+// About the seconds of a run over data that the device's caches do not hold.
 double estimate_of(const cases::Work& work) { return work.flops / 4e14 + 2e-5; }
 
 Timing bench_backward(const cases::Case& spec, attune_device device, const BenchOptions& options,

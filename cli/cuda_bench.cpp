@@ -32,7 +32,7 @@ void check_call(attune_status status) {
   if (status != ATTUNE_OK) throw std::runtime_error(attune_last_error());
 }
 
-// Of the cache; 0 where there is none.
+// Bytes of the cache; 0 where there is none.
 double bytes_of_cache(const cases::Case& c) {
   if (!c.has_cache()) return 0;
   double keys = 0;
@@ -42,8 +42,8 @@ double bytes_of_cache(const cases::Case& c) {
   return keys * static_cast<double>(packed ? kMla656Bytes : elements * cases::element_size(c.cache_dtype()));
 }
 
-// Pools of a case's own that are needed, so that no run finds its keys in a cache of the device. Dense keys are read
-// by so many rows of queries that where they come from hardly counts.
+// How many copies of a case's pools runs must take in turn, so that none finds its keys in a cache of the device. Dense
+// keys need one: so many rows of queries read them that it hardly matters where they come from.
 int copies_of(const cases::Case& c) {
   const double bytes = bytes_of_cache(c);
   return bytes > 0 ? static_cast<int>(std::clamp(std::ceil(kRotatedBytes / bytes), 1.0, double{kMostCopies})) : 1;

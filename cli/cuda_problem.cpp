@@ -124,7 +124,7 @@ void CudaProblem::make_packed() {
 
 void CudaProblem::make_tables() {
   const int64_t page = spec_.cache.page_size, batch = spec_.batch();
-  const auto pages_of = [&](int64_t b) { return (spec_.keys(b) + page - 1) / page; };
+  const auto pages_of = [&](int64_t b) { return cases::ceil_div(spec_.keys(b), page); };
   for (int64_t b = 0; b < batch; ++b) {
     pages_ += pages_of(b);
     max_pages_ = std::max(max_pages_, pages_of(b));

@@ -18,7 +18,7 @@ void check_call(attune_status status) {
   if (status != ATTUNE_OK) throw std::runtime_error(attune_last_error());
 }
 
-// Of a dense tensor.
+// Bytes of a dense tensor.
 size_t bytes_of(const attune_tensor& t) {
   return static_cast<size_t>(cases::num_elements(t) * cases::element_size(static_cast<attune_dtype>(t.dtype)));
 }
@@ -33,7 +33,7 @@ struct DeviceMirror::Gpu {
 
   explicit Gpu(int32_t device) : memory(device), timer(device) {}
 
-  // At least so large; what it held may be lost.
+  // Grows the block to `bytes`; what it held may be lost.
   void* room(Block& block, size_t bytes) {
     if (bytes <= block.bytes) return block.data;
     if (block.data != nullptr) memory.release(block.data);
@@ -49,7 +49,7 @@ struct DeviceMirror::Gpu {
     return names.contains(name);
   }
 
-  // What a call reads, in place of the host's.
+  // Copies of the tensors that a call reads, in place of the host's.
   template <class Call>
   Call upload(Call a) {
     for (const auto& [name, tensor] : cases::tensors_of(a)) {

@@ -11,6 +11,7 @@
 #include "device.h"
 #include "files.h"
 #include "layer_state.h"
+#include "page_allocator.h"
 #include "text.h"
 #include "work.h"
 

@@ -15,11 +15,10 @@
 #include "device_mirror.h"
 #include "kv_pool.h"
 #include "layer_runner.h"
+#include "page_allocator.h"
 #include "synthetic.h"
 
 namespace attune::cli {
-
-inline int64_t pages_for(int64_t tokens, int64_t page_size) { return (tokens + page_size - 1) / page_size; }
 
 // A plan and what it is for.
 struct NamedPlan {

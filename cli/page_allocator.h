@@ -7,6 +7,9 @@
 
 namespace attune::cli {
 
+// Pages that so many tokens fill.
+inline int64_t pages_for(int64_t tokens, int64_t page_size) { return (tokens + page_size - 1) / page_size; }
+
 class PageAllocator {
  public:
   // The pages 0..num_pages-1 are handed out in an order shuffled by the seed, as in a server that has run for a while.

@@ -11,7 +11,7 @@
 namespace attune::cli {
 
 int64_t Scheduler::pages_needed(const TraceRequest& request, const SchedulerOptions& options) {
-  const auto pages = [&](int64_t tokens) { return (tokens + options.page_size - 1) / options.page_size; };
+  const auto pages = [&](int64_t tokens) { return pages_for(tokens, options.page_size); };
   // The last token that is generated is never fed back.
   const int64_t fed = std::max<int64_t>(request.output_tokens - 1, 0);
   if (options.encoder_decoder) return pages(request.prompt_tokens) + pages(1 + fed);
@@ -64,7 +64,7 @@ void Scheduler::preempt_youngest() {
 
 bool Scheduler::grow(size_t index, int64_t tokens) {
   Sequence& s = *running_[index];
-  const int64_t more = pages_for(tokens) - static_cast<int64_t>(s.pages.size());
+  const int64_t more = pages_of(tokens) - static_cast<int64_t>(s.pages.size());
   while (more > 0 && !pages_.allocate(more, s.pages)) {
     const bool itself = running_.size() == index + 1;
     preempt_youngest();
@@ -102,10 +102,10 @@ void Scheduler::admit(Step& step, int64_t& budget, double now) {
     // An encoder sees its whole prompt at once; a longer one than the budget has a step to itself.
     if (options_.encoder_decoder && s.prompt > budget && step.encode_tokens > 0) return;
     // Only what can hold all of its present tokens: otherwise it would be preempted before it makes any.
-    const int64_t known = known_tokens(s), cross = options_.encoder_decoder ? pages_for(s.prompt) : 0;
-    if (pages_for(known) + cross > pages_.num_free()) return;
+    const int64_t known = known_tokens(s), cross = options_.encoder_decoder ? pages_of(s.prompt) : 0;
+    if (pages_of(known) + cross > pages_.num_free()) return;
     const int64_t tokens = std::min(known, budget);
-    pages_.allocate(pages_for(tokens), s.pages);
+    pages_.allocate(pages_of(tokens), s.pages);
     pages_.allocate(cross, s.cross_pages);
     if (again) {
       running_.push_back(std::move(preempted_.front()));

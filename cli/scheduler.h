@@ -79,7 +79,7 @@ class Scheduler {
   const std::vector<RequestTimes>& times() const { return times_; }
 
  private:
-  int64_t pages_for(int64_t tokens) const { return (tokens + options_.page_size - 1) / options_.page_size; }
+  int64_t pages_of(int64_t tokens) const { return pages_for(tokens, options_.page_size); }
   // Tokens that the decoder must have seen to make the next one.
   int64_t known_tokens(const Sequence& s) const { return (options_.encoder_decoder ? 1 : s.prompt) + s.generated; }
   // Makes room for `tokens` in all; takes pages from the youngest sequences when there are none left.

@@ -27,11 +27,9 @@ VerifyOptions parse_verify(const std::string& text);
 // The largest error that column `dim` of a row may have: what the formats' roundings can do to a row that the oracle
 // knows.
 //   u      unit roundoff of the type in which the products are formed (bfloat16 for 8-bit caches)
-//   scores move by at most e: a few roundings of |scale| sum |q_d k_d|, with random signs, where RoPE or a scale for
-//   each group of columns
-//          leaves operands that are not exact in that type; their probabilities move by a factor of exp(e)
-//   out    <= (u + accumulation) * sum p |v| + (exp(2 e) - 1) / 2 * (sum p |v| + |out|), then one rounding to out's
-//   type
+//   scores move by at most e, and probabilities by a factor of exp(e). e: a few roundings, with random signs, of
+//          |scale| sum |q_d k_d|, where RoPE or a scale of a group of columns leaves operands inexact in that type
+//   out    <= (u + accumulation) * sum p |v| + (exp(2 e) - 1) / 2 * (sum p |v| + |out|), then rounds once to its type
 double error_bound(const attune_attention& a, const reference::RowHead& where, const reference::RowResult& row,
                    size_t dim);
 

@@ -27,7 +27,7 @@ Product product(const std::vector<double>& x, const std::vector<double>& y) {
   return p;
 }
 
-// What multiplies a row of numbers in a gradient, and its share of Gradient::parts and scores. Neither is negative.
+// The factor of a row of numbers in a gradient, and what it adds to Gradient::parts and scores, never negative.
 struct Weight {
   double value = 0, part = 0, score = 0;
 };
@@ -44,7 +44,7 @@ double row_number(const attune_tensor& t, int64_t row, int64_t head) {
   return t.rank == 3 ? number_at(t, row / t.shape[1], row % t.shape[1], head) : number_at(t, row, head);
 }
 
-// What a query's pairs share.
+// What all pairs of a query have in common.
 struct Row {
   Query query;
   std::vector<double> q, dout;

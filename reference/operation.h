@@ -22,7 +22,8 @@ struct Sequence {
   int64_t position(int64_t query) const { return num_keys() - num_queries + query; }
 };
 
-// The sequences of a tensor of new tokens: by cu_seqlens, by its first axis (rank 4), or a single one; or one a row.
+// Cuts a tensor of new tokens into sequences: by cu_seqlens or by its first axis (rank 4); else all rows are one
+// sequence, or each row is one.
 std::vector<Sequence> split_sequences(const attune_tensor& tokens, const attune_tensor& cu_seqlens, bool one_a_row);
 
 // Where one key and its value are.
@@ -61,7 +62,7 @@ class Operation {
   std::vector<double> key(int64_t b, const Key& key, int64_t kv_head) const;
   std::vector<double> value(int64_t b, const Key& key, int64_t kv_head) const;
 
-  // How much of the magnitudes of these cancels in the prologue, by channel. Empty where nothing can.
+  // How much of the magnitude of each channel cancels in the prologue's sums. Empty where nothing can cancel.
   std::vector<double> query_lost(int64_t b, int64_t row, int64_t head) const;
   std::vector<double> key_lost(int64_t b, const Key& key, int64_t kv_head) const;
   std::vector<double> value_lost(int64_t b, const Key& key, int64_t kv_head) const;

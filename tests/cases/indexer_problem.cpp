@@ -98,7 +98,7 @@ void IndexerProblem::add_slot_table() {
   const int64_t page_size = c.indexer.slot_page_size;
   if (page_size == 0) return;
   int64_t width = 1;
-  for (int64_t b = 0; b < c.batch(); ++b) width = std::max(width, (c.stored(b) + page_size - 1) / page_size);
+  for (int64_t b = 0; b < c.batch(); ++b) width = std::max(width, ceil_div(c.stored(b), page_size));
   base_.slot_page_size = page_size;
   base_.slot_pages = c.batch() * width + 3;
   base_.slot_table = arena().add("slot_table", ATTUNE_INT32, {c.batch(), width}, {{}, {0, 2}, 0});
@@ -106,7 +106,7 @@ void IndexerProblem::add_slot_table() {
   for (size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<int64_t>(i);
   random_.shuffle(pages);
   for_each_element(base_.slot_table, [&](const int64_t* index, void* element) {
-    const int64_t used = (c.stored(index[0]) + page_size - 1) / page_size;
+    const int64_t used = ceil_div(c.stored(index[0]), page_size);
     const bool bad = index[1] >= used || (c.indexer.bad_pages && random_.chance(0.2));
     encode(ATTUNE_INT32,
            bad ? kBadPages[index[1] % 3] : static_cast<double>(pages[static_cast<size_t>(index[0] * width + index[1])]),
