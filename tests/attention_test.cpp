@@ -2,10 +2,10 @@
 // Every case of the table on the CPU against the float64 oracle, and random ones. One test is a slice of an area, so
 // that ctest starts few processes; a failure names its case, and ATTUNE_CASE=<part of a name> runs only the cases that
 // contain it.
-#include <cstdlib>
 #include <map>
 #include <set>
 
+#include "picked_cases.h"
 #include "support.h"
 
 namespace attune::tests {
@@ -44,11 +44,10 @@ std::vector<Shard> shards() {
 class Attention : public testing::TestWithParam<Shard> {};
 
 TEST_P(Attention, MatchesTheOracle) {
-  const char* only = std::getenv("ATTUNE_CASE");
   int index = 0;
   for (const cases::Case& spec : table()) {
     if (spec.area != GetParam().area || index++ % GetParam().of != GetParam().index) continue;
-    if (only != nullptr && spec.name.find(only) == std::string::npos) continue;
+    if (!is_picked(spec)) continue;
     const cases::Report report = cases::run_case(spec);
     EXPECT_TRUE(report.passed()) << spec.name << ": " << report.failure;
   }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The backward of attention on the CPU: the table of cases, and what holds for every gradient.
 #include <cmath>
-#include <cstdlib>
 #include <functional>
 
 #include "cases/backward_problem.h"
@@ -10,6 +9,7 @@
 #include "cuda/architecture.h"
 #include "dispatch/registry.h"
 #include "failure.h"
+#include "picked_cases.h"
 #include "support.h"
 
 namespace attune::tests {
@@ -38,10 +38,9 @@ const std::vector<cases::Case>& table() {
 
 void check_table(int32_t threads, size_t first, size_t step) {
   const ThreadCount pool(threads);
-  const char* only = std::getenv("ATTUNE_CASE");
   for (size_t i = first; i < table().size(); i += step) {
     const cases::Case& spec = table()[i];
-    if (only != nullptr && spec.name.find(only) == std::string::npos) continue;
+    if (!is_picked(spec)) continue;
     const cases::Report report = cases::run_case(spec);
     EXPECT_TRUE(report.passed()) << spec.name << ": " << report.failure;
   }
@@ -64,9 +63,10 @@ TEST(BackwardTable, MatchesTheOracleOnEveryInstructionSet) {
 // The oracle and the library must agree on what a pair is worth: one key more or less does not pass.
 TEST(BackwardTable, SeesOneKeyMoreOrLess) {
   for (const char* dtype : {"f32", "f16", "bf16"}) {
-    BackwardProblem problem(make_case(R"({"name": "shift", "heads": [4, 2], "queries": "fixed", "seqlens_q": [40, 20],
-        "seqlens_kv": [100, 64], "backward": {}, "dtype": ")" +
-                                      std::string(dtype) + "\"}"));
+    BackwardProblem problem(
+        make_case(cases::Row(R"("name": "shift", "heads": [4, 2], "queries": "fixed", "seqlens_q": [40, 20],
+        "seqlens_kv": [100, 64], "backward": {})")
+                      .set("dtype", dtype)));
     Int32Vector shorter({99, 64});
     const cases::Report report = cases::run_and_check(problem, [&](BackwardCall device) {
       device.attention.seqused_kv = shorter.tensor();
@@ -93,7 +93,7 @@ constexpr char kEverything[] =
 // Whatever the number of threads, and so whether sequences are cut or not.
 TEST(BackwardBits, DoNotDependOnThreads) {
   for (const char* dtype : {"f32", "bf16"}) {
-    BackwardProblem problem(make_case(std::string(R"({"name": "x", "dtype": ")") + dtype + "\", " + kEverything + "}"));
+    BackwardProblem problem(make_case(cases::Row(kEverything).set("dtype", dtype)));
     const BackwardCall call = problem.device();
     Bytes expected;
     for (const int32_t threads : {1, 2, 3, 16, 16}) {
@@ -110,9 +110,9 @@ TEST(BackwardBits, DoNotDependOnThreads) {
 TEST(BackwardBits, DoNotDependOnTheBatch) {
   for (const char* dtype : {"f32", "bf16"}) {
     BackwardProblem problem(make_case(
-        R"({"name": "x", "heads": [6, 2], "head_dim": [40, 24], "causal": true, "queries": "fixed", "seqlens_q": 200,
-            "seqlens_kv": [300, 300, 300], "sinks": "normal", "backward": {"dlse": true}, "dtype": ")" +
-        std::string(dtype) + "\"}"));
+        cases::Row(R"("heads": [6, 2], "head_dim": [40, 24], "causal": true, "queries": "fixed", "seqlens_q": 200,
+            "seqlens_kv": [300, 300, 300], "sinks": "normal", "backward": {"dlse": true})")
+            .set("dtype", dtype)));
     BackwardCall call = problem.device();
     call.op.dsinks = {};
     ASSERT_EQ(cases::run(call, cases::host_memory()), "");
@@ -138,10 +138,9 @@ TEST(BackwardBits, DoNotDependOnTheBatch) {
 TEST(BackwardBits, DoNotDependOnWhatIsHidden) {
   constexpr int64_t kRows = 150, kOther = 75, kLeft = 10;
   for (const char* dtype : {"f32", "f16", "bf16"}) {
-    BackwardProblem problem(make_case(R"({"name": "x", "heads": [4, 2], "head_dim": [40, 24], "seqlens_q": [150],
-        "window": [10, 0], "softcap": 5, "sinks": "normal", "backward": {"dlse": true, "outputs": ["dq", "dk", "dv"]},
-        "dtype": ")" + std::string(dtype) +
-                                      "\"}"));
+    BackwardProblem problem(make_case(cases::Row(R"("heads": [4, 2], "head_dim": [40, 24], "seqlens_q": [150],
+        "window": [10, 0], "softcap": 5, "sinks": "normal", "backward": {"dlse": true, "outputs": ["dq", "dk", "dv"]})")
+                                          .set("dtype", dtype)));
     const BackwardCall call = problem.device();
     ASSERT_EQ(cases::run(call, cases::host_memory()), "");
     const auto rows = [](const attune_tensor& t, int64_t first, int64_t end) {
@@ -174,9 +173,9 @@ TEST(BackwardBits, DoNotDependOnWhatIsHidden) {
 // dq, dk and dv as columns of one buffer, as a packed qkv has its gradient.
 TEST(BackwardBits, GradientsMayBePacked) {
   for (const char* dtype : {"f32", "bf16"}) {
-    BackwardProblem problem(make_case(R"({"name": "x", "heads": [4, 2], "head_dim": [40, 40], "seqlens_q": [70, 9],
-        "strides": "packed", "causal": true, "backward": {}, "dtype": ")" +
-                                      std::string(dtype) + "\"}"));
+    BackwardProblem problem(make_case(cases::Row(R"("heads": [4, 2], "head_dim": [40, 40], "seqlens_q": [70, 9],
+        "strides": "packed", "causal": true, "backward": {})")
+                                          .set("dtype", dtype)));
     BackwardCall call = problem.device();
     ASSERT_EQ(cases::run(call, cases::host_memory()), "");
     const Bytes expected = gradients(call);
@@ -210,9 +209,9 @@ TEST(BackwardContents, TablesThatMakeNoSense) {
                         {{0, 30, 50}, {0, 60, 100}, {INT32_MIN, INT32_MAX}}};
   for (const Spoilt& spoilt : all) {
     for (const char* dtype : {"f32", "bf16"}) {
-      BackwardProblem problem(make_case(R"({"name": "x", "heads": [4, 2], "seqlens_q": [30, 20], "seqlens_kv": [60, 37],
-          "seqused": true, "causal": true, "poison": false, "backward": {}, "dtype": ")" +
-                                        std::string(dtype) + "\"}"));
+      BackwardProblem problem(make_case(cases::Row(R"("heads": [4, 2], "seqlens_q": [30, 20], "seqlens_kv": [60, 37],
+          "seqused": true, "causal": true, "poison": false, "backward": {})")
+                                            .set("dtype", dtype)));
       attune_attention& a = problem.host().attention;
       for (const attune_tensor* t : {&a.q, &a.k, &a.v, &a.out, &problem.host().op.dout, &a.lse}) {
         double next = 0;  // no NaN is left
@@ -231,7 +230,7 @@ TEST(BackwardContents, TablesThatMakeNoSense) {
 }
 
 TEST(BackwardErrors, NameWhatIsWrong) {
-  BackwardProblem problem(make_case(std::string(R"({"name": "x", "dtype": "bf16", )") + kEverything + "}"));
+  BackwardProblem problem(make_case(cases::Row(kEverything).set("dtype", "bf16")));
   const BackwardCall good = problem.device();
   BackwardProblem cached(make_case(R"({"name": "x", "heads": [6, 2], "head_dim": [40, 24], "dtype": "bf16",
       "seqlens_q": [3], "seqlens_kv": [3], "backward": {}})"));

@@ -15,6 +15,7 @@
 #include "cuda/mixed/mixed.h"
 #include "cuda/mla/config.h"
 #include "cuda/prefill/config.h"
+#include "cuda_fixture.h"
 #include "dispatch/device.h"
 #include "dispatch/registry.h"
 #include "failure.h"
@@ -175,12 +176,11 @@ TEST(CudaApi, RunsLikeTheirPlansAreTaken) {
   EXPECT_GT(taken, 100);
 }
 
-class CudaApiOnDevice : public testing::Test {
+class CudaApiOnDevice : public cuda::CudaFixture {
  protected:
   void SetUp() override {
-    if (const std::string why = cuda::why_no_device(); !why.empty()) GTEST_SKIP() << why;
-    if (!cuda::devices()[0].usable()) GTEST_SKIP() << cuda::devices()[0].why_not;
-    memory_ = std::make_unique<cases::CudaMemory>(0);
+    CudaFixture::SetUp();
+    if (!IsSkipped()) memory_ = std::make_unique<cases::CudaMemory>(0);
   }
   std::unique_ptr<cases::CudaMemory> memory_;
 };

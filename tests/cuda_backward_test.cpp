@@ -6,22 +6,16 @@
 
 #include "cases/backward_problem.h"
 #include "cases/cuda_memory.h"
-#include "cuda/device.h"
+#include "cuda_fixture.h"
 #include "support.h"
 
 namespace attune::cuda {
 namespace {
 
-constexpr int32_t kDevice = 0;
 constexpr int kRandomCases = 600;
 
-class CudaBackward : public testing::Test {
+class CudaBackward : public CudaFixture {
  protected:
-  void SetUp() override {
-    if (const std::string why = why_no_device(); !why.empty()) GTEST_SKIP() << why;
-    if (!devices()[kDevice].usable()) GTEST_SKIP() << devices()[kDevice].why_not;
-  }
-
   // "" if a case is right, and a second run gives the same bits; or is not covered. ran: how many were.
   static std::string check(const cases::Case& spec, std::atomic<int>& ran) {
     cases::CudaMemory memory(kDevice);

@@ -1,26 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // Running the case table on a GPU for a kernel by itself: every case that it covers, against the oracle, twice with the
-// same bits. Tests derive from CudaCases, which skips them, with the reason, where there is no GPU. ATTUNE_CASE=<part
-// of a name> leaves only cases that contain it.
+// same bits. Tests derive from CudaCases.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "cases/cuda_memory.h"
-#include "cuda/device.h"
 #include "cuda/kernel.h"
+#include "cuda_fixture.h"
 #include "dispatch/registry.h"
+#include "picked_cases.h"
 #include "support.h"
 
 namespace attune::cuda {
 
-inline constexpr int32_t kDevice = 0;
+using tests::keep_picked, tests::picks_cases;
 
 // What is tested.
 class CaseSubject {
@@ -32,25 +31,13 @@ class CaseSubject {
   virtual std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const = 0;
 };
 
-class CudaCases : public testing::Test {
+class CudaCases : public CudaFixture {
  protected:
-  void SetUp() override {
-    if (const std::string why = why_no_device(); !why.empty()) GTEST_SKIP() << why;
-    if (!devices()[kDevice].usable()) GTEST_SKIP() << devices()[kDevice].why_not;
-  }
-
-  static bool picks_cases() { return std::getenv("ATTUNE_CASE") != nullptr; }
-
   static std::vector<cases::Case> table_and_random_cases(int random) {
     std::vector<cases::Case> list = cases::all_cases();
     for (int seed = 0; seed < random; ++seed) list.push_back(cases::random_case(static_cast<uint64_t>(seed)));
     keep_picked(list);
     return list;
-  }
-
-  static void keep_picked(std::vector<cases::Case>& list) {
-    if (const char* only = std::getenv("ATTUNE_CASE"); only != nullptr)
-      std::erase_if(list, [&](const cases::Case& spec) { return spec.name.find(only) == std::string::npos; });
   }
 
   // Compiles what the cases need, side by side.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA runtime on a GPU, with the small kernels of kernels/selftest/. Skipped, with the reason, where there is
-// none.
+// The CUDA runtime on a GPU, with the small kernels of kernels/selftest/.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,25 +11,18 @@
 #include <thread>
 
 #include "core/status.h"
-#include "cuda/device.h"
 #include "cuda/launch.h"
 #include "cuda/memory.h"
 #include "cuda/tensor_map.h"
+#include "cuda_fixture.h"
 #include "failure.h"
 
 namespace attune::cuda {
 namespace {
 
 using testing::HasSubstr;
-constexpr int32_t kDevice = 0;
 
-class CudaDevice : public testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string why = why_no_device(); !why.empty()) GTEST_SKIP() << why;
-    if (!devices()[kDevice].usable()) GTEST_SKIP() << devices()[kDevice].why_not;
-  }
-};
+class CudaDevice : public CudaFixture {};
 
 struct SaxpyParams {
   const void* x;

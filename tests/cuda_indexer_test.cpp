@@ -1,38 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 // The indexer on a GPU: the table of cases against the oracle with poisoned memory, graphs, rows of 128k keys, and what
-// holds whatever the batch. Skipped, with the reason, where there is no GPU. ATTUNE_CASE=<part of a name>: only cases
-// that contain it.
+// holds whatever the batch.
 #include <algorithm>
-#include <cstdlib>
 #include <limits>
 #include <random>
 
 #include "cases/cuda_memory.h"
 #include "core/indexer.h"
 #include "cuda/indexer/indexer.h"
+#include "cuda_fixture.h"
 #include "indexer_fixture.h"
+#include "picked_cases.h"
 #include "selection_fixture.h"
 
 namespace attune::cuda {
 namespace {
 
 using namespace attune::tests;  // NOLINT: the fixtures of the tests of the CPU
-constexpr int32_t kDevice = 0;
 constexpr int kRandomCases = 300;
 
-class CudaIndexer : public testing::Test {
+class CudaIndexer : public CudaFixture {
  protected:
-  void SetUp() override {
-    if (const std::string why = why_no_device(); !why.empty()) GTEST_SKIP() << why;
-    if (!devices()[kDevice].usable()) GTEST_SKIP() << devices()[kDevice].why_not;
-  }
-
   static std::vector<cases::Case> table() {
     std::vector<cases::Case> list = cases::indexer_cases();
     for (int seed = 0; seed < kRandomCases; ++seed)
       list.push_back(cases::random_indexer_case(static_cast<uint64_t>(seed)));
-    if (const char* only = std::getenv("ATTUNE_CASE"); only != nullptr)
-      std::erase_if(list, [&](const cases::Case& spec) { return spec.name.find(only) == std::string::npos; });
+    keep_picked(list);
     return list;
   }
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // qkv_prepare, cache operations and merge on a GPU: the tests of the CPU's on device memory, and the same bytes as the
-// CPU where arithmetic is exact, whatever the tables say. Skipped, with the reason, where there is no GPU.
+// CPU where arithmetic is exact, whatever the tables say.
 #include <algorithm>
 #include <cstring>
 
@@ -9,6 +9,7 @@
 #include "cuda/ops/config.h"
 #include "cuda/ops/ops.h"
 #include "cuda/ops/params.h"
+#include "cuda_fixture.h"
 #include "merge_fixture.h"
 #include "prepare_fixture.h"
 #include "random_cache_op.h"
@@ -17,15 +18,13 @@ namespace attune::cuda {
 namespace {
 
 using namespace attune::tests;  // NOLINT: the fixtures of the tests of the CPU
-constexpr int32_t kDevice = 0;
 constexpr int kRandomOps = 400;
 
-class CudaOps : public testing::Test {
+class CudaOps : public CudaFixture {
  protected:
   void SetUp() override {
-    if (const std::string why = why_no_device(); !why.empty()) GTEST_SKIP() << why;
-    if (!devices()[kDevice].usable()) GTEST_SKIP() << devices()[kDevice].why_not;
-    memory_ = std::make_unique<cases::CudaMemory>(kDevice);
+    CudaFixture::SetUp();
+    if (!IsSkipped()) memory_ = std::make_unique<cases::CudaMemory>(kDevice);
   }
   std::unique_ptr<cases::CudaMemory> memory_;
 };

@@ -12,8 +12,7 @@ class CudaUnseen : public CudaCases {};
 TEST_F(CudaUnseen, ChangesNoBits) {
   cases::CudaMemory memory(kDevice);
   std::vector<cases::Case> list = tests::unseen_cases();
-  if (const char* only = std::getenv("ATTUNE_CASE"); only != nullptr)
-    std::erase_if(list, [&](const cases::Case& spec) { return spec.name.find(only) == std::string::npos; });
+  tests::keep_picked(list);
   warm_calls(memory, list);
   for (const cases::Case& spec : list) {
     EXPECT_EQ(tests::find_bits_of_unseen(spec, memory, [&](const attune_attention& a) { plan_and_run(memory, a); }), "")

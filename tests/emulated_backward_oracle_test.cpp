@@ -8,6 +8,7 @@
 #include "cases/stress.h"
 #include "device_backward_fixture.h"
 #include "emulated.h"
+#include "picked_cases.h"
 #include "support.h"
 
 namespace attune::tests {
@@ -30,16 +31,15 @@ class EmulatedBackwardOracle : public Emulated {
 TEST_F(EmulatedBackwardOracle, SaysWhatTheReferenceSays) {
   const std::vector<cases::Case>& all = cases::backward_cases();
   const char* every = std::getenv("ATTUNE_EMULATE");
-  const char* only = std::getenv("ATTUNE_CASE");
   const size_t step = every != nullptr ? static_cast<size_t>(std::max(1, std::atoi(every))) : 7;
   int ran = 0;
   for (size_t i = 0; i < all.size(); ++i) {
-    const bool asked = only != nullptr ? all[i].name.find(only) != std::string::npos : i % step == 0;
+    const bool asked = picks_cases() ? is_picked(all[i]) : i % step == 0;
     if (!asked) continue;
     EXPECT_EQ(check(all[i]), "") << all[i].name;
     ++ran;
   }
-  EXPECT_GT(ran, only != nullptr ? 0 : static_cast<int>(all.size() / step) - 1);
+  EXPECT_GT(ran, picks_cases() ? 0 : static_cast<int>(all.size() / step) - 1);
 }
 
 // Every term at once, small; and what the masks leave of it.
@@ -60,10 +60,10 @@ TEST_F(EmulatedBackwardOracle, ComparesAsTheHostDoes) {
   for (const char* dtype : {"f32", "f16", "bf16"}) {
     EmulatorMemory memory;
     BackwardProblem problem(
-        make_case(R"({"name": "compared", "heads": [2, 1], "head_dim": [8, 12], "seqlens_q": [3, 1], "causal": true,
-            "seqlens_kv": [4, 2], "strides": "odd", "bias": 1, "sinks": "normal", "t5_buckets": 8, "backward": {},
-            "dtype": ")" +
-                  std::string(dtype) + "\"}"),
+        make_case(
+            cases::Row(R"("name": "compared", "heads": [2, 1], "head_dim": [8, 12], "seqlens_q": [3, 1], "causal": true,
+            "seqlens_kv": [4, 2], "strides": "odd", "bias": 1, "sinks": "normal", "t5_buckets": 8, "backward": {})")
+                .set("dtype", dtype)),
         memory);
     DeviceBackwardOracle device(problem, kBlocks, kThreads);
     memory.launch(DeviceBackwardOracle::kSource, DeviceBackwardOracle::kEntry, device.blocks(), kThreads,

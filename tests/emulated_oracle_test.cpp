@@ -10,6 +10,7 @@
 #include "cases/stress.h"
 #include "device_oracle_fixture.h"
 #include "emulated.h"
+#include "picked_cases.h"
 
 namespace attune::tests {
 namespace {
@@ -40,17 +41,16 @@ class EmulatedOracle : public Emulated {
 TEST_F(EmulatedOracle, SaysWhatTheReferenceSays) {
   const std::vector<cases::Case>& all = cases::all_cases();
   const char* every = std::getenv("ATTUNE_EMULATE");
-  const char* only = std::getenv("ATTUNE_CASE");
   const size_t step = every != nullptr ? static_cast<size_t>(std::max(1, std::atoi(every))) : 11;
   int ran = 0;
   for (size_t i = 0; i < all.size(); ++i) {
     const bool always = all[i].name.starts_with("prologue/int8");  // the host prepares their inputs
     if (i % step != 0 && !always) continue;
-    if (only != nullptr && all[i].name.find(only) == std::string::npos) continue;
+    if (!is_picked(all[i])) continue;
     EXPECT_EQ(run(all[i]), "") << all[i].name;
     ++ran;
   }
-  EXPECT_GT(ran, only != nullptr ? 0 : static_cast<int>(all.size() / step) - 1);
+  EXPECT_GT(ran, picks_cases() ? 0 : static_cast<int>(all.size() / step) - 1);
 }
 
 // The outputs of a run, and with one element after the other moved by ever more: the kernel finds what compare() finds.

@@ -1,20 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The prefill kernel in the emulator where a block has three consumer groups: heads of at most 64 channels.
-#include "emulated_prefill.h"
-#include "spoilt_attention.h"
+#include "emulated_prefill_variant.h"
 
 namespace attune::cuda {
 namespace {
 
-class EmulatedPrefillGroups : public EmulatedPrefill {
+class EmulatedPrefillGroups : public EmulatedPrefillVariant {
  protected:
-  // "" if blocks have 192 rows, and the outputs are the oracle's. Rows that are recomputed are wrong: keys that were
-  // not copied would be poison, NaN, and recomputing such rows would hide it.
-  static std::string run_groups(const cases::Case& spec, int layers = 1, Twist twist = Twist::kRecomputeFails,
-                                const std::function<void(const attune_attention&)>& edit = {}) {
-    std::string failure = run(spec, layers, edit, twist);
-    return failure.empty() && rows_ != 192 ? "a block has not 192 rows" : failure;
-  }
+  std::string why_not_variant() const override { return rows_ == 192 ? "" : "a block has not 192 rows"; }
 };
 
 const cases::Row& common() {
@@ -32,7 +25,7 @@ TEST_F(EmulatedPrefillGroups, DenseKeys) {
        R"("heads": [8, 2], "head_dim": [40, 24], "seqlens_q": [130, 70], "seqlens_kv": [630, 90])",
        R"("heads": [4, 1], "seqlens_q": [130, 90], "seqlens_kv": [330, 90], "max_logits": true, "causal": false)",
        R"("heads": [8, 2], "seqlens_q": [130, 70], "seqlens_kv": [530, 90], "window": [60, 0], "causal": false)"}) {
-    EXPECT_EQ(run_groups(tests::make_case(common().with(R"("kv": "dense")").with(rest)), 2), "") << rest;
+    EXPECT_EQ(run_variant(common().with(R"("kv": "dense")").with(rest), 2), "") << rest;
   }
 }
 
@@ -52,33 +45,21 @@ TEST_F(EmulatedPrefillGroups, CachesOfAllKinds) {
            "cache": {"page_size": 64}, "new_tokens": true)",
        R"("heads": [6, 2], "kv": "paged", "seqlens_q": [130, 70], "seqlens_kv": [430, 90],
            "cache": {"page_size": 96}, "new_tokens": true)"}) {
-    EXPECT_EQ(run_groups(tests::make_case(common().with(rest)), 2), "") << rest;
+    EXPECT_EQ(run_variant(common().with(rest), 2), "") << rest;
   }
 }
 
-// Rows that are recomputed, and pages that do not exist.
 TEST_F(EmulatedPrefillGroups, NanAndBadPages) {
-  const cases::Row row = common().with(R"("heads": [8, 2], "kv": "paged", "seqlens_q": [140, 66],
-      "seqlens_kv": [390, 130], "cache": {"page_size": 16, "separate_v_table": true})");
-  EXPECT_EQ(run_groups(tests::make_case(row.with(R"("plant": "nan_v")")), 1, Twist::kNone), "");
-  EXPECT_EQ(run_groups(tests::make_case(row.with(R"("plant": "nan_k")")), 1, Twist::kNone), "");
-  EXPECT_EQ(run_groups(tests::make_case(row), 1, Twist::kNone, tests::spoil_value_pages), "");
-  EXPECT_EQ(run_groups(tests::make_case(row), 1, Twist::kNone, tests::spoil_pages), "");
-  const cases::Row dense = common().with(R"("heads": [8, 2], "kv": "dense", "seqlens_q": [140, 66],
-      "seqlens_kv": [390, 130])");
-  EXPECT_EQ(run_groups(tests::make_case(dense.with(R"("plant": "nan_v")")), 1, Twist::kNone), "");
-  EXPECT_EQ(run_groups(tests::make_case(dense.with(R"("plant": "nan_k")")), 1, Twist::kNone), "");
+  expect_nan_and_bad_pages(common());
+  expect_nan(common().with(R"("heads": [8, 2], "kv": "dense", "seqlens_q": [140, 66], "seqlens_kv": [390, 130])"));
 }
 
 TEST_F(EmulatedPrefillGroups, SplitsAndManyWorkTiles) {
   for (const char* kv : {R"("kv": "paged", "cache": {"page_size": 16})", R"("kv": "dense")"}) {
     const cases::Row row = common().with(R"("heads": [4, 1])").with(kv);
-    const cases::Case one_long = tests::make_case(row.with(R"("seqlens_q": [70, 98], "seqlens_kv": [5000, 130])"));
-    EXPECT_EQ(run_groups(one_long, 2), "") << kv;
-    EXPECT_GT(splits_, 0) << kv;
-    EXPECT_EQ(run_groups(one_long, 1, Twist::kOneBlock), "") << kv;
+    expect_splits(row.with(R"("seqlens_q": [70, 98], "seqlens_kv": [5000, 130])"));
     const std::vector<int64_t> many(31, 100);
-    EXPECT_EQ(run_groups(tests::make_case(row.set("seqlens_q", many).set("seqlens_kv", many)), 2), "") << kv;
+    EXPECT_EQ(run_variant(row.set("seqlens_q", many).set("seqlens_kv", many), 2), "") << kv;
   }
 }
 
@@ -99,17 +80,12 @@ TEST_F(EmulatedPrefillGroups, OnlyWherePromptsFillThem) {
     EXPECT_EQ(rows_of(R"("heads": [4, 1], "seqlens_q": [300], "seqlens_kv": [300])", rest), 128);
 }
 
-// The turns of blocks and warps change no bit.
 TEST_F(EmulatedPrefillGroups, WarpsInAnyOrder) {
   std::vector<int64_t> queries(9, 100), keys(9, 105);
   keys[3] = 700, keys[4] = 131;
   for (const char* kv : {R"("kv": "paged", "cache": {"page_size": 16})", R"("kv": "dense")"}) {
-    const cases::Case spec = tests::make_case(
-        common().with(R"("heads": [4, 1])").with(kv).set("seqlens_q", queries).set("seqlens_kv", keys));
-    for (uint64_t seed = 1; seed <= 3; ++seed) {
-      const emulator::Shuffled order(seed, 1);
-      EXPECT_EQ(run_groups(spec, 2), "") << kv << seed;
-    }
+    expect_any_order(common().with(R"("heads": [4, 1])").with(kv).set("seqlens_q", queries).set("seqlens_kv", keys), 3,
+                     1);
   }
 }
 

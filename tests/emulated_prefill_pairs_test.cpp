@@ -1,24 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The prefill kernel in the emulator where two blocks copy the keys of a cache together (Config::kCluster).
-#include "emulated_prefill.h"
-#include "spoilt_attention.h"
+#include "emulated_prefill_variant.h"
 
 namespace attune::cuda {
 namespace {
 
-class EmulatedPrefillPairs : public EmulatedPrefill {
+class EmulatedPrefillPairs : public EmulatedPrefillVariant {
  protected:
   void SetUp() override {
     EmulatedPrefill::SetUp();
     blocks_ = 4;
   }
-  // "" if the case runs in pairs, and its outputs are the oracle's. Rows that are recomputed are wrong: keys that were
-  // not copied would be poison, NaN, and recomputing such rows would hide it.
-  static std::string run_pairs(const cases::Case& spec, int layers = 1, Twist twist = Twist::kRecomputeFails,
-                               const std::function<void(const attune_attention&)>& edit = {}) {
-    std::string failure = run(spec, layers, edit, twist);
-    return failure.empty() && cluster_ != 2 ? "there are no pairs" : failure;
-  }
+  std::string why_not_variant() const override { return cluster_ == 2 ? "" : "there are no pairs"; }
 };
 
 const cases::Row& common() {
@@ -41,7 +34,7 @@ TEST_F(EmulatedPrefillPairs, CachesOfAllKinds) {
            "cache": {"page_size": 64}, "new_tokens": true)",
        R"("heads": [8, 2], "head_dim": [192, 128], "kv": "paged", "seqlens_q": [130, 70], "seqlens_kv": [430, 90],
            "cache": {"page_size": 16})"}) {
-    EXPECT_EQ(run_pairs(tests::make_case(common().with(rest))), "") << rest;
+    EXPECT_EQ(run_variant(common().with(rest)), "") << rest;
   }
 }
 
@@ -51,7 +44,7 @@ TEST_F(EmulatedPrefillPairs, CacheAndNewTokens) {
        {R"("seqlens_q": [130, 70, 65], "seqlens_kv": [430, 75, 65], "cache": {"page_size": 16})",
         R"("seqlens_q": [200, 3], "seqlens_kv": [205, 333], "window": [100, 0], "cache": {"page_size": 32})"}) {
     const cases::Row row = common().with(R"("heads": [4, 1], "kv": "paged", "new_tokens": true)").with(rest);
-    EXPECT_EQ(run_pairs(tests::make_case(row), 2), "") << rest;
+    EXPECT_EQ(run_variant(row, 2), "") << rest;
   }
 }
 
@@ -68,7 +61,7 @@ TEST_F(EmulatedPrefillPairs, DenseKeys) {
        R"("heads": [4, 1], "head_dim": [80, 80], "seqlens_q": [130, 70], "seqlens_kv": [630, 90])",
        R"("heads": [4, 1], "head_dim": [192, 128], "seqlens_q": [130, 70], "seqlens_kv": [330, 90])",
        R"("heads": [4, 1], "seqlens_q": [130, 70], "seqlens_kv": [530, 90], "window": [60, 0], "causal": false)"}) {
-    EXPECT_EQ(run_pairs(tests::make_case(common().with(R"("kv": "dense")").with(rest)), 2), "") << rest;
+    EXPECT_EQ(run_variant(common().with(R"("kv": "dense")").with(rest), 2), "") << rest;
   }
 }
 
@@ -80,65 +73,47 @@ TEST_F(EmulatedPrefillPairs, Masks) {
                          "cache": {"page_size": 16})")
                                .with(rest);
     // Keys that mask_bits hide from all rows hold NaN: such rows are recomputed.
-    EXPECT_EQ(run_pairs(tests::make_case(row), 1,
-                        std::string_view(rest).find("bits") != std::string_view::npos ? Twist::kNone
-                                                                                      : Twist::kRecomputeFails),
+    EXPECT_EQ(run_variant(row, 1,
+                          std::string_view(rest).find("bits") != std::string_view::npos ? Twist::kNone
+                                                                                        : Twist::kRecomputeFails),
               "")
         << rest;
   }
 }
 
-// Rows that are recomputed, and pages that do not exist.
-TEST_F(EmulatedPrefillPairs, NanAndBadPages) {
-  const cases::Row row = common().with(R"("heads": [8, 2], "kv": "paged", "seqlens_q": [140, 66],
-      "seqlens_kv": [390, 130], "cache": {"page_size": 16, "separate_v_table": true})");
-  EXPECT_EQ(run_pairs(tests::make_case(row.with(R"("plant": "nan_v")")), 1, Twist::kNone), "");
-  EXPECT_EQ(run_pairs(tests::make_case(row.with(R"("plant": "nan_k")")), 1, Twist::kNone), "");
-  EXPECT_EQ(run_pairs(tests::make_case(row), 1, Twist::kNone, tests::spoil_value_pages), "");
-  EXPECT_EQ(run_pairs(tests::make_case(row), 1, Twist::kNone, tests::spoil_pages), "");
-}
+TEST_F(EmulatedPrefillPairs, NanAndBadPages) { expect_nan_and_bad_pages(common()); }
 
 // Both blocks of a pair have the same splits; the work tiles after them come through the ring of tile indices.
 TEST_F(EmulatedPrefillPairs, SplitsAndManyWorkTiles) {
   const cases::Row row = common().with(R"("heads": [4, 1], "kv": "paged", "cache": {"page_size": 16})");
-  const cases::Case one_long = tests::make_case(row.with(R"("seqlens_q": [30, 98], "seqlens_kv": [5000, 130])"));
-  EXPECT_EQ(run_pairs(one_long, 2), "");
-  EXPECT_GT(splits_, 0);
-  EXPECT_EQ(run_pairs(one_long, 1, Twist::kOneBlock), "");
+  expect_splits(row.with(R"("seqlens_q": [30, 98], "seqlens_kv": [5000, 130])"));
   const std::vector<int64_t> many(31, 66);
-  EXPECT_EQ(run_pairs(tests::make_case(row.set("seqlens_q", many).set("seqlens_kv", many)), 2), "");
+  EXPECT_EQ(run_variant(row.set("seqlens_q", many).set("seqlens_kv", many), 2), "");
   const cases::Row heads = common().with(R"("heads": [24, 6], "kv": "paged", "seqlens_q": [70, 130, 64],
       "seqlens_kv": [200, 130, 64], "cache": {"page_size": 16})");
-  EXPECT_EQ(run_pairs(tests::make_case(heads), 1, Twist::kTwoHeadTiles), "");
-  EXPECT_EQ(run_pairs(tests::make_case(heads), 1, Twist::kOneHeadTile), "");
+  EXPECT_EQ(run_variant(heads, 1, Twist::kTwoHeadTiles), "");
+  EXPECT_EQ(run_variant(heads, 1, Twist::kOneHeadTile), "");
 }
 
 // Work tiles of one tile each, so that the first block is as far ahead of the other one as it may be.
 TEST_F(EmulatedPrefillPairs, IndicesFarAhead) {
   const std::vector<int64_t> many(40, 66);
-  const cases::Case spec =
-      tests::make_case(common()
-                           .with(R"("heads": [4, 1], "head_dim": [80, 80], "kv": "paged", "cache": {"page_size": 64})")
-                           .set("seqlens_q", many)
-                           .set("seqlens_kv", many));
+  const cases::Row row =
+      common()
+          .with(R"("heads": [4, 1], "head_dim": [80, 80], "kv": "paged", "cache": {"page_size": 64})")
+          .set("seqlens_q", many)
+          .set("seqlens_kv", many);
   for (uint64_t seed = 1; seed <= 12; ++seed) {
     const emulator::Shuffled order(seed, 1);
-    EXPECT_EQ(run_pairs(spec, 1, Twist::kOneBlock), "") << seed;
+    EXPECT_EQ(run_variant(row, 1, Twist::kOneBlock), "") << seed;
   }
 }
 
-// The turns of blocks and warps change no bit.
 TEST_F(EmulatedPrefillPairs, BlocksInAnyOrder) {
   std::vector<int64_t> queries(9, 70), keys(9, 75);
   keys[3] = 700, keys[4] = 131;
-  const cases::Case spec = tests::make_case(common()
-                                                .with(R"("heads": [4, 1], "kv": "paged", "cache": {"page_size": 16})")
-                                                .set("seqlens_q", queries)
-                                                .set("seqlens_kv", keys));
-  for (uint64_t seed = 1; seed <= 6; ++seed) {
-    const emulator::Shuffled order(seed, 2);
-    EXPECT_EQ(run_pairs(spec, 2), "") << seed;
-  }
+  const cases::Row row = common().with(R"("heads": [4, 1], "kv": "paged", "cache": {"page_size": 16})");
+  expect_any_order(row.set("seqlens_q", queries).set("seqlens_kv", keys), 6, 2);
 }
 
 }  // namespace

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <thread>
 
 #include "cases/indexer_problem.h"
 #include "cpu/kernels.h"
 #include "indexer_fixture.h"
+#include "picked_cases.h"
 #include "support.h"
 
 namespace attune::tests {
@@ -33,10 +33,9 @@ std::vector<cases::Case> table() {
 // threads: one for rows alone, several so that keys are split.
 void check_table(int32_t threads, size_t step) {
   const ThreadCount pool(threads);
-  const char* only = std::getenv("ATTUNE_CASE");
   const std::vector<cases::Case> list = table();
   for (size_t i = 0; i < list.size(); i += step) {
-    if (only != nullptr && list[i].name.find(only) == std::string::npos) continue;
+    if (!is_picked(list[i])) continue;
     const cases::Report report = cases::run_case(list[i]);
     EXPECT_TRUE(report.passed()) << list[i].name << ": " << report.failure;
   }

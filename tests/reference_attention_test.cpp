@@ -18,12 +18,6 @@ attune_attention counting(Store& store, int64_t queries, int64_t keys) {
   return a;
 }
 
-std::vector<int64_t> seen(const attune_attention& a) {
-  std::vector<int64_t> digits;
-  for (const RowResult& row : attention(a)) digits.push_back(seen_digits(row));
-  return digits;
-}
-
 TEST(ReferenceAttention, UniformScoresAverageValues) {
   Store store;
   const attune_attention a = counting(store, 1, 4);

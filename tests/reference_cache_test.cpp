@@ -23,12 +23,6 @@ attune_attention over_cache(Store& store, int64_t queries, int64_t pages, int64_
   return a;
 }
 
-std::vector<int64_t> seen(const attune_attention& a) {
-  std::vector<int64_t> digits;
-  for (const RowResult& row : attention(a)) digits.push_back(seen_digits(row));
-  return digits;
-}
-
 TEST(ReferenceCacheKeys, Paged) {
   Store store;
   attune_attention a = over_cache(store, 3, 4, 2, {1, 10, 100, 1000, 10000, kNaN, 1e6, 1e7});

@@ -89,6 +89,12 @@ inline attune_attention empty_attention() {
 inline int64_t seen_digits(const reference::RowResult& row) {
   return std::llround(row.out[0] * static_cast<double>(row.num_visible));
 }
+// Those of every row.
+inline std::vector<int64_t> seen(const attune_attention& a) {
+  std::vector<int64_t> digits;
+  for (const reference::RowResult& row : reference::attention(a)) digits.push_back(seen_digits(row));
+  return digits;
+}
 
 // `count` powers of ten from 10^0.
 inline std::vector<float> powers_of_ten(int64_t count) {

@@ -24,51 +24,30 @@
 namespace attune::cases {
 namespace {
 
-constexpr int64_t kSampledRows = 48, kSampledRowsBesideAll = 2;
-constexpr int64_t kOracleBlocks = 1056, kCompareBlocks = 264, kOracleThreads = 128;
-
-class Runner {
+class Runner : public PlannedRunner {
  public:
-  explicit Runner(Problem& problem) : problem_(problem) {
+  explicit Runner(Problem& problem) : PlannedRunner(problem.arena().memory()), problem_(problem) {
     const attune_attention a = problem.device();
-    attune_plan* plan = nullptr;
-    const attune_status status = attune_plan_create(&a, problem.arena().memory().device(), &plan);
-    if (status == ATTUNE_UNSUPPORTED) return;
-    require(status, "attune_plan_create");
-    plan_.reset(plan);
-    kernel_ = kernel_name(plan);
-    require(attune_plan_workspace_size(plan, &bytes_), "attune_plan_workspace_size");
-    workspace_ = std::make_unique<Workspace>(problem.arena().memory(), bytes_);
+    attune_plan* made = nullptr;
+    const attune_status status = attune_plan_create(&a, memory().device(), &made);
+    take(status, "attune_plan_create", made);
   }
-  bool covered() const { return plan_ != nullptr; }
-  const std::string& kernel() const { return kernel_; }
-  // workspace: another than its own.
-  void run(void* stream = nullptr, Workspace* workspace = nullptr) {
+  // in: another workspace than its own.
+  void run(void* stream = nullptr, Workspace* in = nullptr) {
     const attune_attention a = problem_.device();
-    void* const memory = (workspace == nullptr ? *workspace_ : *workspace).buffer.device();
-    require(attune_run(plan_.get(), &a, memory, bytes_, stream), "attune_run");
+    require(attune_run(plan(), &a, in == nullptr ? workspace() : in->buffer.device(), bytes(), stream), "attune_run");
   }
   void schedule() {
     const attune_attention a = problem_.device();
-    require(attune_schedule(plan_.get(), &a, workspace_->buffer.device(), bytes_, nullptr), "attune_schedule");
+    require(attune_schedule(plan(), &a, workspace(), bytes(), nullptr), "attune_schedule");
   }
   void run_scheduled() {
     const attune_attention a = problem_.device();
-    require(attune_run_scheduled(plan_.get(), &a, workspace_->buffer.device(), bytes_, nullptr),
-            "attune_run_scheduled");
-  }
-  std::string check_guards() const { return workspace_->buffer.check_guards(); }
-  // What both may run in, one after the other, as plans of a model's layers do.
-  Workspace& larger_workspace(const Runner& other) const {
-    return bytes_ < other.bytes_ ? *other.workspace_ : *workspace_;
+    require(attune_run_scheduled(plan(), &a, workspace(), bytes(), nullptr), "attune_run_scheduled");
   }
 
  private:
   Problem& problem_;
-  PlanPtr plan_;
-  std::unique_ptr<Workspace> workspace_;
-  size_t bytes_ = 0;
-  std::string kernel_;
 };
 
 bool is_poison(const std::byte* at, int64_t bytes) {
@@ -184,19 +163,10 @@ std::string run_beside_another(Problem& problem, Runner& runner, const Outcome& 
   Runner of_other(other);
   if (!of_other.covered()) return "";
   const Expectation expected(other);
-  std::string failure = run_beside(
-      {problem.arena(), [&](void* stream) { runner.run(stream); }}, first,
-      {other.arena(), [&](void* stream) { of_other.run(stream); }}, [&] { return expected.check(of_other); }, runs);
-  if (failure.empty()) failure = runner.check_guards();
-  if (failure.empty()) failure = of_other.check_guards();
-  if (!failure.empty()) return failure;
-  const Outcome second(other.arena());
-  Workspace& shared = runner.larger_workspace(of_other);
-  failure = run_in_a_row({{{problem.arena(), [&](void* stream) { runner.run(stream, &shared); }}, first},
-                          {{other.arena(), [&](void* stream) { of_other.run(stream, &shared); }}, second}},
-                         runs);
-  if (failure.empty()) failure = shared.buffer.check_guards();
-  return failure.empty() ? "" : "of two plans: " + failure;
+  return run_two_plans(
+      {problem.arena(), runner, [&](void* stream, Workspace* in) { runner.run(stream, in); }}, first,
+      {other.arena(), of_other, [&](void* stream, Workspace* in) { of_other.run(stream, in); }},
+      [&] { return expected.check(of_other); }, runs);
 }
 
 std::string run_all(Problem& problem, Runner& runner, int repeats, int64_t& runs) {

@@ -15,45 +15,22 @@
 namespace attune::cases {
 namespace {
 
-constexpr int64_t kSampledRows = 48, kSampledRowsBesideAll = 2;
-constexpr int64_t kOracleBlocks = 1056, kCompareBlocks = 264, kOracleThreads = 128;
-
-class Runner {
+class Runner : public PlannedRunner {
  public:
-  explicit Runner(const BackwardProblem& problem) : memory_(problem.arena().memory()) {
+  explicit Runner(const BackwardProblem& problem) : PlannedRunner(problem.arena().memory()) {
     BackwardCall call = problem.device();
-    attune_plan* plan = nullptr;
-    const attune_status status = attune_attention_backward_plan(call.linked(), memory_.device(), &plan);
-    if (status == ATTUNE_UNSUPPORTED) return;
-    require(status, "attune_attention_backward_plan");
-    plan_.reset(plan);
-    kernel_ = kernel_name(plan);
-    require(attune_plan_workspace_size(plan, &bytes_), "attune_plan_workspace_size");
-    workspace_ = std::make_unique<Workspace>(memory_, bytes_);
+    attune_plan* made = nullptr;
+    const attune_status status = attune_attention_backward_plan(call.linked(), memory().device(), &made);
+    take(status, "attune_attention_backward_plan", made);
   }
-  bool covered() const { return plan_ != nullptr; }
-  const std::string& kernel() const { return kernel_; }
-  // workspace: another than its own.
-  void run(const BackwardProblem& problem, void* stream = nullptr, Workspace* workspace = nullptr) {
+  // in: another workspace than its own.
+  void run(const BackwardProblem& problem, void* stream = nullptr, Workspace* in = nullptr) {
     BackwardCall call = problem.device();
-    void* const memory = (workspace == nullptr ? *workspace_ : *workspace).buffer.device();
-    require(attune_attention_backward_run(plan_.get(), call.linked(), memory, bytes_, stream),
-            "attune_attention_backward_run");
+    void* const at = in == nullptr ? workspace() : in->buffer.device();
+    require(attune_attention_backward_run(plan(), call.linked(), at, bytes(), stream), "attune_attention_backward_run");
   }
-  // Numbers in the workspace, not NaN: what has a NaN may be computed again, which would hide that it was read.
-  void spoil_workspace() { memory_.fill(workspace_->buffer.device(), std::byte{0x45}, bytes_); }
-  std::string check_guards() const { return workspace_->buffer.check_guards(); }
-  // What both may run in, one after the other, as plans of a model's layers do.
-  Workspace& larger_workspace(const Runner& other) const {
-    return bytes_ < other.bytes_ ? *other.workspace_ : *workspace_;
-  }
-
- private:
-  Memory& memory_;
-  PlanPtr plan_;
-  std::unique_ptr<Workspace> workspace_;
-  size_t bytes_ = 0;
-  std::string kernel_;
+  // Fills the workspace with numbers, not NaN: a row with a NaN may be recomputed, which would hide that it was read.
+  void spoil_workspace() { memory().fill(workspace(), std::byte{0x45}, bytes()); }
 };
 
 // What a run must give: of every element where the device has the oracle's kernels, else of a sample. Made before the
@@ -154,20 +131,10 @@ std::string run_beside_another(BackwardProblem& problem, Runner& runner, const O
   Runner of_other(other);
   if (!of_other.covered()) return "";
   const Expectation expected(other);
-  std::string failure = run_beside(
-      {problem.arena(), [&](void* stream) { runner.run(problem, stream); }}, first,
-      {other.arena(), [&](void* stream) { of_other.run(other, stream); }}, [&] { return expected.check(of_other); },
-      runs);
-  if (failure.empty()) failure = runner.check_guards();
-  if (failure.empty()) failure = of_other.check_guards();
-  if (!failure.empty()) return failure;
-  const Outcome second(other.arena());
-  Workspace& shared = runner.larger_workspace(of_other);
-  failure = run_in_a_row({{{problem.arena(), [&](void* stream) { runner.run(problem, stream, &shared); }}, first},
-                          {{other.arena(), [&](void* stream) { of_other.run(other, stream, &shared); }}, second}},
-                         runs);
-  if (failure.empty()) failure = shared.buffer.check_guards();
-  return failure.empty() ? "" : "of two plans: " + failure;
+  return run_two_plans(
+      {problem.arena(), runner, [&](void* stream, Workspace* in) { runner.run(problem, stream, in); }}, first,
+      {other.arena(), of_other, [&](void* stream, Workspace* in) { of_other.run(other, stream, in); }},
+      [&] { return expected.check(of_other); }, runs);
 }
 
 // first: what a run has given, which is there still.

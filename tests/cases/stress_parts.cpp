@@ -11,6 +11,9 @@ void require(attune_status status, const char* call) {
   throw Refused(std::string(call) + ": " + attune_status_name(status) + ": " + attune_last_error());
 }
 
+namespace {
+
+// By what the plan says of itself.
 std::string kernel_name(const attune_plan* plan) {
   char text[512];
   size_t needed = 0;
@@ -19,6 +22,33 @@ std::string kernel_name(const attune_plan* plan) {
   constexpr std::string_view kWord = "kernel ";
   const char* const name = text + (std::string_view(text).starts_with(kWord) ? kWord.size() : 0);
   return std::string(name, std::strcspn(name, ": \n"));
+}
+
+}  // namespace
+
+void PlannedRunner::take(attune_status status, const char* call, attune_plan* plan) {
+  if (status == ATTUNE_UNSUPPORTED) return;
+  require(status, call);
+  plan_.reset(plan);
+  kernel_ = kernel_name(plan);
+  require(attune_plan_workspace_size(plan, &bytes_), "attune_plan_workspace_size");
+  workspace_ = std::make_unique<Workspace>(memory_, bytes_);
+}
+
+std::string run_two_plans(const PlannedSide& one, const Outcome& first, const PlannedSide& other,
+                          const std::function<std::string()>& check, int64_t& runs) {
+  const auto side = [](const PlannedSide& planned, Workspace* workspace) {
+    return Side{planned.arena, [&planned, workspace](void* stream) { planned.run(stream, workspace); }};
+  };
+  std::string failure = run_beside(side(one, nullptr), first, side(other, nullptr), check, runs);
+  if (failure.empty()) failure = one.runner.check_guards();
+  if (failure.empty()) failure = other.runner.check_guards();
+  if (!failure.empty()) return failure;
+  const Outcome second(other.arena);
+  Workspace& shared = one.runner.larger_workspace(other.runner);
+  failure = run_in_a_row({{side(one, &shared), first}, {side(other, &shared), second}}, runs);
+  if (failure.empty()) failure = shared.buffer.check_guards();
+  return failure.empty() ? "" : "of two plans: " + failure;
 }
 
 std::string bits_of_rows_differ(const char* name, int64_t b, const attune_tensor& host, int64_t first, int64_t count,

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
 
+#include "beside.h"
 #include "compare.h"
 #include "stress.h"
 
@@ -23,8 +25,50 @@ struct DestroyPlan {
 };
 using PlanPtr = std::unique_ptr<attune_plan, DestroyPlan>;
 
-// Of the registry, by what the plan says of itself.
-std::string kernel_name(const attune_plan* plan);
+// Rows that the host's oracle computes: all that is checked, or beside those of the oracle on the device.
+inline constexpr int64_t kSampledRows = 48, kSampledRowsBesideAll = 2;
+// The grids of that oracle and of its comparison.
+inline constexpr int64_t kOracleBlocks = 1056, kCompareBlocks = 264, kOracleThreads = 128;
+
+// A plan with a workspace of its own, between guards.
+class PlannedRunner {
+ public:
+  bool covered() const { return plan_ != nullptr; }
+  const std::string& kernel() const { return kernel_; }  // of the registry
+  std::string check_guards() const { return workspace_->buffer.check_guards(); }
+  // A workspace that is large enough for both plans.
+  Workspace& larger_workspace(const PlannedRunner& other) const {
+    return bytes_ < other.bytes_ ? *other.workspace_ : *workspace_;
+  }
+
+ protected:
+  explicit PlannedRunner(Memory& memory) : memory_(memory) {}
+  // Takes what attune_plan_create, or a call like it, has made. Nothing if that says UNSUPPORTED.
+  void take(attune_status status, const char* call, attune_plan* plan);
+
+  attune_plan* plan() const { return plan_.get(); }
+  size_t bytes() const { return bytes_; }
+  void* workspace() const { return workspace_->buffer.device(); }
+  Memory& memory() const { return memory_; }
+
+ private:
+  Memory& memory_;
+  PlanPtr plan_;
+  std::unique_ptr<Workspace> workspace_;
+  size_t bytes_ = 0;
+  std::string kernel_;
+};
+
+// One of two plans that run at the same time. run: workspace null: in the runner's own.
+struct PlannedSide {
+  Arena& arena;
+  const PlannedRunner& runner;
+  std::function<void(void* stream, Workspace* workspace)> run;
+};
+// Runs both beside each other, then in turn in one workspace, as the plans of a model's layers do. first: what one has
+// given alone. check: what is wrong with the other's buffers after its first run, by the oracle. "" if all is well.
+std::string run_two_plans(const PlannedSide& one, const Outcome& first, const PlannedSide& other,
+                          const std::function<std::string()>& check, int64_t& runs);
 
 // Sequences whose keys stay as many where others get fewer: with batch_invariant their bits must, too.
 inline bool stays(int64_t b) { return b % 3 == 0; }
