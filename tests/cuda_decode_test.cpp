@@ -252,9 +252,9 @@ TEST(CudaDecodeConfig, LeavesTheBatchOutWhereItIsAskedTo) {
 
 TEST(CudaDecodeConfig, SaysWhyThereAreNoClusters) {
   const auto why = [](const std::string& more, int num_sms = 132) {
-    const cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [32, 8], "head_dim": [128, 128],
-        "dtype": "bf16", "kv": "paged", "queries": "flat", )" +
-                                                  more + "}"));
+    const cases::Problem problem(tests::make_case(cases::Row(R"("heads": [32, 8], "head_dim": [128, 128],
+        "dtype": "bf16", "kv": "paged", "queries": "flat")")
+                                                      .with(more)));
     const decode::Config c = decode::choose_config(make_problem(problem.host(), Data::kRequired), {num_sms});
     return c.cluster > 0 ? "in clusters" : c.no_clusters;
   };

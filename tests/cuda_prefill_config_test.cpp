@@ -65,9 +65,9 @@ TEST(CudaPrefillConfig, KnowsSequencesThatAreAlike) {
     EXPECT_EQ(prefill::to_params(p, prefill::choose_config(p, 132, 1), nullptr).blocks_each, 0) << rest;
   }
   // As many that none need be cut.
-  cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
+  cases::Problem problem(tests::make_case(cases::Row(R"("heads": [4, 2], "head_dim": [128, 128],
       "dtype": "bf16", "kv": "dense", "cu_seqlens_kv": false, "queries": "fixed", "causal": true, "seqlens_q": 640,
-      "seqlens_kv": [640, 640, 640, 640, 640, 640, 640, 640, 640, 640, 640, 640, 640, 640]})")));
+      "seqlens_kv": [640, 640, 640, 640, 640, 640, 640, 640, 640, 640, 640, 640, 640, 640])")));
   const Problem p = make_problem(problem.host(), Data::kRequired);
   EXPECT_EQ(prefill::to_params(p, prefill::choose_config(p, 132), nullptr).blocks_each, 5);
 }
@@ -130,9 +130,9 @@ TEST(CudaPrefillConfig, DescribesMapsThatAreUsed) {
       {R"("kv": "paged", "cache": {"layout": "xpacked", "page_size": 24})", false, false},  // gathered by cp.async
   };
   for (const auto& x : kCalls) {
-    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
-        "dtype": "bf16", "seqlens_q": [40], "seqlens_kv": [40], "causal": true, )") +
-                                            x.rest + "}"));
+    cases::Problem problem(tests::make_case(cases::Row(R"("heads": [4, 2], "head_dim": [64, 64],
+        "dtype": "bf16", "seqlens_q": [40], "seqlens_kv": [40], "causal": true)")
+                                                .with(x.rest)));
     const Problem p = make_problem(problem.host(), Data::kRequired);
     const prefill::Maps m = prefill::describe_maps(p, prefill::choose_config(p, 132));
     EXPECT_EQ(m.q.rank, 4) << x.rest;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of the backward, their own sources, on the CPU (tests/emulator): every gradient against the oracle, with
 // poisoned memory, without a GPU.
+#include <array>
 #include <optional>
 
 #include "emulated_backward.h"
@@ -30,14 +31,12 @@ TEST_F(EmulatedBackward, OfWindows) {
 }
 
 TEST_F(EmulatedBackward, OfEveryHeadDim) {
-  for (const char* dims : {"[128, 128]", "[8, 40]", "[96, 64]", "[72, 128]", "[192, 128]", "[256, 256]", "[136, 200]",
-                           "[40, 160]", "[240, 24]"}) {
-    EXPECT_EQ(check(tests::make_case(std::string(R"({"name": "dims", "heads": [2, 1], "dtype": "bf16", "causal": true,
-                                                     "seqlens_q": [70, 3], "seqlens_kv": [90, 200], "backward": {},
-                                                     "head_dim": )") +
-                                     dims + "}")),
-              "")
-        << dims;
+  const cases::Row row(R"("name": "dims", "heads": [2, 1], "dtype": "bf16", "causal": true, "seqlens_q": [70, 3],
+                          "seqlens_kv": [90, 200], "backward": {})");
+  const std::array<int64_t, 2> all[] = {{128, 128}, {8, 40},    {96, 64},  {72, 128}, {192, 128},
+                                        {256, 256}, {136, 200}, {40, 160}, {240, 24}};
+  for (const auto& [qk, v] : all) {
+    EXPECT_EQ(check(tests::make_case(row.set("head_dim", {qk, v}))), "") << qk << ", " << v;
   }
 }
 

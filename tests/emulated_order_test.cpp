@@ -97,9 +97,14 @@ TEST_F(EmulatedOrder, OfSteps) {
 }
 
 TEST_F(EmulatedOrder, OfLatentCaches) {
-  const std::string common = R"("dtype": "bf16", "head_dim": [576, 512], "kv": "paged", "cache": {"page_size": 64})";
-  check("cuda_mla", common + R"(, "heads": [16, 1], "shared_kv": true)", {4, 3, 500}, 1);
-  check("cuda_mla", common + R"(, "heads": [128, 1], "shared_kv": true)", {3, 2, 300}, 1);
+  check("cuda_mla",
+        R"("dtype": "bf16", "head_dim": [576, 512], "kv": "paged", "cache": {"page_size": 64}, "heads": [16, 1],
+                       "shared_kv": true)",
+        {4, 3, 500}, 1);
+  check("cuda_mla",
+        R"("dtype": "bf16", "head_dim": [576, 512], "kv": "paged", "cache": {"page_size": 64}, "heads": [128, 1],
+                       "shared_kv": true)",
+        {3, 2, 300}, 1);
   check("cuda_mla", R"("dtype": "bf16", "head_dim": [576, 512], "kv": "paged", "heads": [4, 1],
                        "cache": {"format": "mla_656"})",
         {4, 1, 500}, 1);
