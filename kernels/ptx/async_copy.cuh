@@ -9,8 +9,8 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies kBytes (4, 8 or 16): the first `valid` are read, the others become zero. valid 0 reads nothing. Copies of 16
-// bytes bypass L1. L2 fetches 128 bytes at a time, because rows of a cache are read to their end.
+// Copies kBytes (4, 8 or 16). The first `valid` bytes are read, the others become zero; with valid = 0 nothing is read.
+// Copies of 16 bytes bypass L1. L2 prefetches 128 bytes, because rows of a cache are read to their end.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(unsigned shared, const void* global, unsigned valid) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "cp.async copies 4, 8 or 16 bytes");
@@ -26,8 +26,8 @@ __device__ __forceinline__ void copy_async(unsigned shared, const void* global, 
   }
 }
 
-// As above, but always through L1. A copy of 16 bytes that bypasses L1 fetches a whole sector of 32, unless the other
-// half goes to the same 32 bytes of shared memory.
+// The same, through L1. A copy of 16 bytes that bypasses L1 fetches a whole sector of 32 bytes, unless the other half
+// of the sector goes to the same 32 bytes of shared memory.
 template <int kBytes>
 __device__ __forceinline__ void copy_async_cached(unsigned shared, const void* global, unsigned valid) {
   asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(kBytes),
@@ -35,14 +35,14 @@ __device__ __forceinline__ void copy_async_cached(unsigned shared, const void* g
                : "memory");
 }
 
-// The L2 policy evict_first, for data that is read once. A constant in SASS. PTX ISA, "createpolicy".
+// The L2 policy evict_first, for data that is read once. It becomes a constant in SASS. PTX ISA, "createpolicy".
 __device__ __forceinline__ unsigned long long evict_first_policy() {
   unsigned long long policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
-// As above, with an L2 policy.
+// The same, with an L2 policy.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(unsigned shared, const void* global, unsigned valid,
                                            unsigned long long policy) {
@@ -67,8 +67,8 @@ __device__ __forceinline__ void prefetch_line(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory");
 }
 
-// Loads of data that is constant while the kernel runs. Volatile: the compiler does not move them down to their uses.
-// PTX ISA, "ld.global.nc".
+// Loads data that no kernel writes meanwhile. They are volatile, so that the compiler does not move them down to their
+// uses. PTX ISA, "ld.global.nc".
 __device__ __forceinline__ unsigned load_early(const unsigned* global) {
   unsigned x;
   asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(x) : "l"(global));
@@ -79,18 +79,18 @@ __device__ __forceinline__ unsigned load_early(const unsigned short* global) {
   asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(global));
   return x;
 }
-// 16 bytes, not kept in L1.
+// Loads 16 bytes and does not allocate in L1.
 __device__ __forceinline__ void load_early_four(const void* global, unsigned (&x)[4]) {
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                : "l"(global));
 }
 
-// Commits the copies that this thread has issued since the last commit to a group, which may be empty.
+// Commits the copies that this thread has issued since its last commit, as a group that may be empty.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Arrives at an mbarrier (ptx/barrier.cuh) when this thread's copies so far have completed. The arrival is one of the
-// barrier's count (.noinc). PTX ISA, "cp.async.mbarrier.arrive".
+// Arrives at an mbarrier (ptx/barrier.cuh) once this thread's earlier copies have completed. The mbarrier's count
+// includes this arrival (.noinc). PTX ISA, "cp.async.mbarrier.arrive".
 __device__ __forceinline__ void arrive_after_copies(unsigned barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }

@@ -5,27 +5,27 @@
 
 namespace attune::ptx {
 
-// Increments the counter, or wraps from `last` to 0; returns the old value. Acquire and release: writes visible to this
-// thread are visible to threads that increment later.
+// Increments the counter, which wraps from `last` to 0; returns the old value. Acquire and release: writes that are
+// visible to this thread become visible to threads that increment later.
 __device__ __forceinline__ unsigned count_arrival(unsigned* counter, unsigned last) {
   unsigned before;
   asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
   return before;
 }
 
-// Adds `count`; returns the old value. Acquire and release, as above.
+// Adds `count` and returns the old value. Acquire and release.
 __device__ __forceinline__ unsigned add_arrivals(unsigned* counter, unsigned count) {
   unsigned before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(count) : "memory");
   return before;
 }
 
-// Counts one arrival. Release: as above.
+// Adds one arrival. Release only.
 __device__ __forceinline__ void release_arrival(unsigned* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-// Writes visible to this thread are visible to threads that read x with load_acquire().
+// Release: writes that are visible to this thread become visible to threads that read x with load_acquire().
 __device__ __forceinline__ void store_release(unsigned* at, unsigned x) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(x) : "memory");
 }
@@ -35,7 +35,7 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned* at) {
   return x;
 }
 
-// Spins until others, which must be running, have counted at least `count` arrivals.
+// Spins until the counter has reached `count`. The blocks that arrive must be resident.
 __device__ __forceinline__ void wait_for_arrivals(const unsigned* counter, unsigned count) {
   while (load_acquire(counter) < count) {
   }

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// mbarriers, which count arrivals and bytes (PTX ISA, "mbarrier"); named barriers of some of a block's threads ("bar");
-// and proxy fences between ordinary and asynchronous accesses ("fence").
+// mbarriers, which count arrivals and bytes (PTX ISA, "mbarrier"); named barriers, for some threads of a block ("bar");
+// proxy fences between ordinary and asynchronous accesses ("fence").
 #pragma once
 
 namespace attune::ptx {
 
-// barrier: shared address of 8 bytes. A phase completes after `count` arrivals and all expected bytes.
+// barrier: the shared address of an mbarrier of 8 bytes. A phase completes after `count` arrivals and all expected
+// bytes.
 __device__ __forceinline__ void init_barrier(unsigned barrier, unsigned count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
-// Called by the thread that initialised mbarriers, before other threads and TMA use them; a block barrier must follow.
+// Called by the thread that initialised the mbarriers, before other threads or TMA use them. A block barrier must
+// follow.
 __device__ __forceinline__ void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -29,7 +31,7 @@ __device__ __forceinline__ bool phase_ended(unsigned barrier, unsigned parity) {
       : "memory");
   return done != 0;
 }
-// The same without blocking; that one may suspend the thread.
+// The same without blocking; phase_ended() may suspend the thread.
 __device__ __forceinline__ bool phase_has_ended(unsigned barrier, unsigned parity) {
   unsigned done;
   asm volatile(
@@ -45,10 +47,10 @@ __device__ __forceinline__ void wait_phase(unsigned barrier, unsigned parity) {
   }
 }
 
-// Named barrier `id` (1 to 15; 0 is __syncthreads) of `threads` threads, a multiple of 32: sync waits for all, arrive
-// does not wait. "bar" is "barrier" with .aligned: the threads of a warp execute the same instruction, converged; warps
-// may execute different ones. Without .aligned a warp votes first, and ptxas duplicates the code behind it for diverged
-// warps (200 instructions more in prefill.cu).
+// Named barriers: id is 1 to 15 (0 is __syncthreads), threads a multiple of 32. sync waits for all threads, arrive does
+// not wait. "bar" is "barrier" with .aligned: all threads of a warp must execute the same instruction, converged;
+// different warps may execute different instructions. Without .aligned the warp votes first, and ptxas duplicates the
+// code after the barrier for diverged warps (200 instructions more in prefill.cu).
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

@@ -16,13 +16,13 @@ __device__ __forceinline__ int cluster_size() {
   return static_cast<int>(x);
 }
 
-// Arrive and wait, for all threads of all blocks, with release and acquire. The release waits for all writes of the
-// thread, to global memory too.
+// Cluster arrive and wait, by all threads of all blocks, with release and acquire. The release waits for all earlier
+// writes of the thread, also to global memory.
 __device__ __forceinline__ void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// Its halves.
+// The two halves of cluster_barrier().
 __device__ __forceinline__ void arrive_at_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -38,20 +38,20 @@ __device__ __forceinline__ T* in_block(T* shared, int rank) {
   return reinterpret_cast<T*>(at);
 }
 
-// The same for 32-bit shared addresses. Offsets within a block's shared memory stay valid.
+// The same for 32-bit shared addresses. Offsets from the address stay valid within that block's shared memory.
 __device__ __forceinline__ unsigned shared_in_block(unsigned shared, int rank) {
   unsigned at;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared), "r"(rank));
   return at;
 }
 
-// barrier: an mbarrier of any block of the cluster, by shared_in_block(). Release at block scope only: at cluster scope
-// it would wait for all writes of the thread.
+// barrier: an mbarrier of any block of the cluster, from shared_in_block(). The release has block scope: at cluster
+// scope it would wait for all writes of the thread.
 __device__ __forceinline__ void arrive_in_cluster(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Stores 4 bytes in another block's shared memory, and completes them at that block's mbarrier.
+// Stores 4 bytes to another block's shared memory (DSMEM). The bytes complete at an mbarrier of that block.
 __device__ __forceinline__ void store_async(unsigned at, unsigned x, unsigned barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(at), "r"(x),
                "r"(barrier)
@@ -64,8 +64,8 @@ __device__ __forceinline__ void store_async_four(unsigned at, const float4& x, u
       "r"(barrier)
       : "memory");
 }
-// Copies bytes, a multiple of 16, of this block's shared memory to another block's, and completes them at its mbarrier.
-// The threads that wrote the data must have called fence_async_proxy(). PTX ISA, "cp.async.bulk".
+// Copies bytes, a multiple of 16, from this block's shared memory to another block's. They complete at an mbarrier of
+// that block. The threads that wrote the data must have called fence_async_proxy(). PTX ISA, "cp.async.bulk".
 __device__ __forceinline__ void copy_to_block(unsigned to, unsigned from, unsigned bytes, unsigned barrier) {
   asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "r"(from), "r"(bytes), "r"(barrier)

@@ -25,21 +25,21 @@ __device__ __forceinline__ float f16_to_float(unsigned short x) {
   return d;
 }
 
-// The nearest number of TF32, of two the one that is further from 0; NaN stays NaN.
+// Rounds to TF32, ties away from zero; NaN stays NaN.
 __device__ __forceinline__ unsigned round_to_tf32(float x) {
   unsigned d;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(d) : "f"(x));
   return d;
 }
 
-// Two 8-bit floats to two fp16 numbers, exactly; NaN stays NaN. Architectures with kFp8Conversion have these and those
-// below alone: for all, common/fp8.cuh.
+// Two 8-bit floats to fp16, exactly; NaN stays NaN. Only for architectures with kFp8Conversion; common/fp8.cuh has
+// functions for all architectures.
 __device__ __forceinline__ unsigned e4m3_to_f16(unsigned short x) {
   unsigned d;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(d) : "h"(x));
   return d;
 }
-// Four: x of the result has the two in the low bytes.
+// Four e4m3 numbers; x of the result has those of the two low bytes.
 __device__ __forceinline__ uint2 four_e4m3_to_f16(unsigned x) {
   uint2 d;
   asm("{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, %2;\ncvt.rn.f16x2.e4m3x2 %0, lo;\ncvt.rn.f16x2.e4m3x2 %1, hi;\n}"
@@ -52,13 +52,13 @@ __device__ __forceinline__ unsigned e5m2_to_f16(unsigned short x) {
   asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(d) : "h"(x));
   return d;
 }
-// {lo, hi} to two 8-bit floats, saturating; NaN stays NaN.
+// {lo, hi} to two 8-bit floats, saturating; NaN stays NaN. As above, only with kFp8Conversion.
 __device__ __forceinline__ unsigned short pack_e4m3(float lo, float hi) {
   unsigned short d;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(d) : "f"(hi), "f"(lo));
   return d;
 }
-// Four, the first in the lowest byte.
+// Four numbers, the first in the lowest byte.
 __device__ __forceinline__ unsigned pack_four_e4m3(float a, float b, float c, float d) {
   unsigned x;
   asm("{\n.reg .b16 lo, hi;\ncvt.rn.satfinite.e4m3x2.f32 lo, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 hi, %4, %3;\n"
@@ -73,7 +73,7 @@ __device__ __forceinline__ unsigned short pack_e5m2(float lo, float hi) {
   return d;
 }
 
-// Bytes of {b, a} picked by the four nibbles of selector; with 8, eight copies of the byte's first bit.
+// Each nibble of selector picks a byte of {b, a}. If its top bit is set, it picks eight copies of that byte's sign bit.
 __device__ __forceinline__ unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) {
   unsigned d;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Programmatic dependent launch: PTX ISA, "griddepcontrol", which does nothing in a launch without the attribute.
-// Architectures without it start a kernel when the one before has ended.
+// Programmatic dependent launch (PDL): PTX ISA, "griddepcontrol", which does nothing in a launch without the attribute.
+// On architectures without it a kernel starts when the one before has ended.
 #pragma once
 
 #include "ptx/architecture.h"
@@ -12,10 +12,10 @@ __device__ __forceinline__ void wait_for_previous_kernels() {
   if constexpr (has(kDependentLaunch)) asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// Orders this thread's writes before its later ones, for all threads of the device. PTX ISA, "fence".
+// Orders this thread's earlier writes before its later ones, as seen by all threads of the device. PTX ISA, "fence".
 __device__ __forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-// The dependent kernels may be launched once every block has executed this or exited.
+// Dependent kernels may launch once every block has executed this or exited.
 __device__ __forceinline__ void allow_next_kernel() {
   if constexpr (has(kDependentLaunch)) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }

@@ -31,13 +31,13 @@ __device__ __forceinline__ float sqrt_approx(float x) {
   return d;
 }
 
-// NaN where either is.
+// The maximum; NaN if either is NaN.
 __device__ __forceinline__ float max_or_nan(float x, float y) {
   float d;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(d) : "f"(x), "f"(y));
   return d;
 }
-// The maximum of each 16-bit half.
+// The maximum of each 16-bit half, unsigned.
 __device__ __forceinline__ unsigned max_u16x2(unsigned x, unsigned y) {
   if constexpr (has(kPairMaximum)) {
     unsigned d;

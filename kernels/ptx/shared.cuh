@@ -41,14 +41,14 @@ __device__ __forceinline__ void store_shared_u32(unsigned at, unsigned x) {
 __device__ __forceinline__ void store_shared_u16(unsigned at, unsigned short x) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"(x) : "memory");
 }
-// The lowest byte of x.
+// Stores the lowest byte of x.
 __device__ __forceinline__ void store_shared_u8(unsigned at, unsigned x) {
   asm volatile("st.shared.u8 [%0], %1;" ::"r"(at), "r"(x) : "memory");
 }
 __device__ __forceinline__ void store_shared_two(unsigned at, unsigned x, unsigned y) {
   asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at), "r"(x), "r"(y) : "memory");
 }
-// 16 bytes.
+// Loads 16 bytes.
 __device__ __forceinline__ void load_shared_four(unsigned at, unsigned (&x)[4]) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -59,7 +59,7 @@ __device__ __forceinline__ void store_shared_four(unsigned at, const unsigned* x
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                : "memory");
 }
-// 16 bytes of zeros.
+// Stores 16 bytes of zeros.
 __device__ __forceinline__ void store_shared_zero(unsigned at) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
 }

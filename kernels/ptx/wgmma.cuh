@@ -1,27 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 // wgmma: d [64, N] (+)= a [64, K] b [K, N] in fp32, by a warpgroup. K is 16 for 16-bit elements, 32 for e4m3. PTX ISA,
-// "wgmma.mma_async" and "Matrix Descriptor". b, and a unless it is in registers, are in shared memory in a layout of
-// ptx/descriptor.cuh; K-major, the next K is kStepK further.
-// Warp w of the group has rows 16 w.. of d; its lane l holds in d[4 j + 2 h + e] element (16 w + l / 4 + 8 h, 8 j + 2
-// (l % 4) + e). a in registers is laid out as for mma.m16n8k16 (ptx/matrix.cuh); of e4m3, lane l has in a[i] those of
-// K = 4 (l % 4) + 16 (i / 2) .. + 3 and row l / 4 + 8 (i % 2), the first in the lowest byte. Sums of e4m3 products lose
-// bits below about 2^-13 of their largest term: long sums should be split over accumulators. wgmma is asynchronous: d,
-// a's registers and the shared memory must not be touched until wgmma_wait().
+// "wgmma.mma_async" and "Matrix Descriptor". b is in shared memory in a layout of ptx/descriptor.cuh; a is there too,
+// or in registers.
+//
+// Warp w of the warpgroup has rows 16 w .. 16 w + 15 of d. Its lane l holds in d[4 j + 2 h + e] element (16 w + l / 4 +
+// 8 h, 8 j + 2 (l % 4) + e). A 16-bit operand a in registers is laid out as for mma.m16n8k16 (ptx/matrix.cuh). For e4m3
+// lane l has in a[i] K = 4 (l % 4) + 16 (i / 2) .. + 3 of row l / 4 + 8 (i % 2), the first in the lowest byte.
+//
+// Sums of e4m3 products lose bits below about 2^-13 of their largest term, so long sums should be split over
+// accumulators. wgmma is asynchronous: d, the registers of a and the shared memory must not be touched before
+// wgmma_wait().
 #pragma once
 
 #include "ptx/descriptor.cuh"
 
 namespace attune::ptx {
 
-// wgmma.fence: before the first wgmma after registers of operands were written.
+// wgmma.fence: needed before the first wgmma after registers of its operands were written.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits until at most the kPending youngest committed groups are incomplete.
+// Waits until at most the kPending youngest groups are incomplete.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// Keeps the compiler from moving accesses to d across a fence or a wait.
+// A compiler barrier: accesses to d do not move across it (CUTLASS: warpgroup_fence_operand).
 template <int kCount>
 __device__ __forceinline__ void pin(float (&d)[kCount]) {
 #pragma unroll
@@ -33,8 +36,9 @@ __device__ __forceinline__ void pin(unsigned (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
 
-// Specialisations: static void shared(d, a, b, accumulate), K-major both; registers(d, a, b, accumulate), b N-major, or
-// K-major where it is e4m3. accumulate 0: d is overwritten.
+// Specialisations have static void shared(d, a, b, accumulate), with a and b in shared memory, both K-major (SS); and
+// registers(d, a, b, accumulate), with a in registers (RS) and b MN-major, or K-major for e4m3. accumulate = 0
+// overwrites d.
 template <int kN, Type kType>
 struct Wgmma;
 
@@ -61,8 +65,8 @@ struct Wgmma;
 #define ATTUNE_O224 ATTUNE_O192, ATTUNE_D16(6)
 #define ATTUNE_O256 ATTUNE_O224, ATTUNE_D16(7)
 
-// n columns in n / 2 registers; i0..i5: the numbers of the operands after them. majors: how a
-// and b lie, b.
+// N is n: n / 2 registers hold d. i0 to i5: the numbers of the asm operands after them. majors_shared,
+// majors_registers: the immediates that say whether a and b are transposed.
 #define ATTUNE_WGMMA(n, kind, shape, majors_shared, majors_registers, i0, i1, i2, i3, i4, i5)                  \
   template <>                                                                                                  \
   struct Wgmma<n, Type::kind> {                                                                                \
@@ -99,7 +103,7 @@ ATTUNE_WGMMAS(256, 128, 129, 130, 131, 132, 133)
 #undef ATTUNE_WGMMAS
 #undef ATTUNE_WGMMA
 
-// The same with b K-major, of 16-bit elements: static void registers(d, a, b, accumulate).
+// The same with a in registers and b K-major, for 16-bit elements: static void registers(d, a, b, accumulate).
 template <int kN, Type kType>
 struct WgmmaAlongK;
 
@@ -109,7 +113,7 @@ struct WgmmaAlongK;
 #define ATTUNE_O8 ATTUNE_K4(0)
 #define ATTUNE_O16 ATTUNE_K4(0), ATTUNE_K4(1)
 
-// i0..i5: the numbers of the operands after the n / 2 of d.
+// i0 to i5: the numbers of the asm operands after the n / 2 of d.
 #define ATTUNE_WGMMA_ALONG_K(n, kind, name, i0, i1, i2, i3, i4, i5)                                               \
   template <>                                                                                                     \
   struct WgmmaAlongK<n, Type::kind> {                                                                             \
@@ -139,13 +143,13 @@ ATTUNE_WGMMAS_ALONG_K(256, 128, 129, 130, 131, 132, 133)
 #undef ATTUNE_WGMMAS_ALONG_K
 #undef ATTUNE_WGMMA_ALONG_K
 
-// Of 16-bit elements, both in shared memory: static void shared(d, a, b, accumulate).
+// The same with both operands in shared memory, for 16-bit elements: static void shared(d, a, b, accumulate).
 template <int kN, Type kType>
-struct WgmmaAlongN;  // b N-major
+struct WgmmaAlongN;  // a K-major, b MN-major
 template <int kN, Type kType>
-struct WgmmaAlongM;  // a M-major, with its 64 rows in one line, b K-major
+struct WgmmaAlongM;  // a MN-major, with its 64 rows in one line; b K-major
 
-// majors: of a and b; i0..i2: the numbers of the operands after the n / 2 of d.
+// majors: the immediates of a and b. i0 to i2: the numbers of the asm operands after the n / 2 of d.
 #define ATTUNE_WGMMA_ALONG(Wgmma, n, kind, name, majors, i0, i1, i2)                                              \
   template <>                                                                                                     \
   struct Wgmma<n, Type::kind> {                                                                                   \

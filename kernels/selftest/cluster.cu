@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums over a cluster through distributed shared memory: out[cluster] = sum of in over the cluster's blocks. Each block
-// fills all of its dynamic shared memory, so that a launch with less than it asked for fails the test.
+// Sums over a cluster through distributed shared memory: out[cluster] = the sum of `in` over the cluster's blocks. Each
+// block fills all of its dynamic shared memory, so that the test fails if a launch gets less than it asked for.
 #include "ptx/cluster.cuh"
 #include "selftest/types.h"
 
@@ -14,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(128) cluster_sum(const u32* in, u32
   ptx::cluster_barrier();
   if (ptx::cluster_rank() == 0 && threadIdx.x == 0) {
     u32 sum = 0;
-    // The last word: its address is the size that was asked for.
+    // The last word of the shared memory that was asked for.
     u32* const last = s_values + words - 1;
     for (int rank = 0; rank < ptx::cluster_size(); ++rank) sum += *ptx::in_block(last, rank) - (words - 1);
     out[blockIdx.x / ptx::cluster_size()] = sum;

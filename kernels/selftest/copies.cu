@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// cp.async.bulk without a tensor map: pieces of global memory to shared memory, and shared memory to that of the
-// cluster's other block, with mbarriers, in two phases.
+// cp.async.bulk without a tensor map: from global to shared memory, and from shared memory to that of the cluster's
+// other block, with mbarriers, in two phases.
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/cluster.cuh"
@@ -9,14 +9,14 @@
 
 namespace attune::selftest {
 
-constexpr int kPieces = 5, kGap = 16;  // bytes between pieces, which no copy may write
+constexpr int kPieces = 5, kGap = 16;  // bytes between copies, which no copy may write
 constexpr unsigned kBytes = 16 + 656 + 32 + 1088 + 128, kPaddedBytes = kBytes + kPieces * kGap;
 constexpr unsigned kReceived = kPaddedBytes, kFull = 2 * kPaddedBytes, kReceivedFull = kFull + 8;
 
 }  // namespace attune::selftest
 
-// from [2 blocks, 2 phases, kBytes]; to [2 blocks, 2 phases, kPaddedBytes]: the other block's pieces and gaps (0xee),
-// each byte plus 1.
+// from [2 blocks, 2 phases, kBytes]; to [2 blocks, 2 phases, kPaddedBytes]: the other block's bytes plus 1, with gaps
+// of 0xee between the copies.
 extern "C" __global__ void __launch_bounds__(32) copies(const unsigned char* from, unsigned char* to) {
   using namespace attune;
   using namespace attune::selftest;
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(32) copies(const unsigned char* fro
     for (unsigned i = lane; i < kPaddedBytes; i += 32) memory[i] = static_cast<unsigned char>(memory[i] + 1);
     ptx::fence_async_proxy();
     __syncwarp();
-    ptx::cluster_barrier();  // the other block's barrier expects the bytes
+    ptx::cluster_barrier();  // the other block's mbarrier now expects the bytes
     if (ptx::elect()) {
       ptx::copy_to_block(ptx::shared_in_block(shared + kReceived, other), shared, kPaddedBytes,
                          ptx::shared_in_block(shared + kReceivedFull, other));

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions of 8-bit floats (common/fp8.cuh), by instructions or without.
+// Conversions of 8-bit floats (common/fp8.cuh), by instructions and by arithmetic.
 #include "common/fp8.cuh"
 #include "common/operand.cuh"
 
-// halves: of each code, [e4m3, e5m2][256], then of the code as each byte of four, in both orders of common/operand.cuh,
-// [e4m3, e5m2][8][256]. bf16: of each code, also of int8, as each byte of four, [e4m3, e5m2, int8][4][256]. codes: of
-// each number, [e4m3, e5m2][count].
+// halves: fp16 of each code, [e4m3, e5m2][256], then of the code as each byte of four, in both orders of
+// common/operand.cuh, [e4m3, e5m2][8][256]. bf16: of each code, int8 too, as each byte of four, [e4m3, e5m2,
+// int8][4][256]. codes: of each number, [e4m3, e5m2][count].
 extern "C" __global__ void fp8(unsigned short* halves, unsigned short* bf16, const float* numbers, unsigned count,
                                unsigned char* codes) {
   using namespace attune;

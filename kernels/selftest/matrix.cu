@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Warp-level instructions on 16-bit matrices: cp.async to shared memory, ldmatrix, mma, stmatrix, movmatrix, and
-// conversions of 8-bit floats, between two warpgroups of which one gives registers to the other.
+// Warp-level instructions on 16-bit matrices: cp.async, ldmatrix, mma, stmatrix, movmatrix, and conversions of 8-bit
+// floats, by two warpgroups of which one gives registers to the other.
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
@@ -13,7 +13,8 @@ namespace attune::selftest {
 constexpr unsigned kPitch = 48, kB = 16 * kPitch, kCopy = kB + 16 * 16, kTail = kCopy + 16 * kPitch,
                    kBarrier = kTail + 16;
 
-// codes [512]: for every e4m3 code, then every e5m2 code, its fp16 bits, and in the upper half those converted back.
+// codes [512]: for every e4m3 code, then every e5m2 code: its fp16 bits, and in the upper half the code that those are
+// converted back to.
 __device__ void convert_codes(unsigned* codes) {
   for (unsigned i = threadIdx.x; i < 128; i += 128) {
     const auto pair = static_cast<unsigned short>((2 * i) | (2 * i + 1) << 8);
@@ -38,7 +39,8 @@ __device__ void multiply_blocks(unsigned shared, const unsigned short* a, const 
   ptx::wait_phase(shared + kBarrier, 0);
 
   unsigned x[4], y[2];
-  const unsigned at = (lane / 8 % 2 * 8 + lane % 8) * kPitch + lane / 16 * 16;  // of row lane % 8 of matrix lane / 8
+  // the address of row lane % 8 of matrix lane / 8
+  const unsigned at = (lane / 8 % 2 * 8 + lane % 8) * kPitch + lane / 16 * 16;
   ptx::load_matrix_x4(x, shared + at);
   ptx::load_matrix_x2_transposed(y, shared + kB + lane % 16 * 16);
   float d[4] = {};
@@ -57,7 +59,7 @@ __device__ void multiply_blocks(unsigned shared, const unsigned short* a, const 
 
 }  // namespace attune::selftest
 
-// a [16, 16], b [16, 8] in bf16; c [16, 8]; copy: a; transposed: its first [8, 8]; tail: its first three numbers,
+// a [16, 16], b [16, 8] in bf16; c [16, 8]; copy: a; transposed: the first [8, 8] of a; tail: its first three numbers,
 // and five zeros.
 extern "C" __global__ void __launch_bounds__(256, 1)
     matrix(const unsigned short* a, const unsigned short* b, float* c, unsigned short* copy, unsigned short* transposed,

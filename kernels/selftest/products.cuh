@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two products of one warpgroup with K and V as a kernel of selftest/ has them: S = Q K^T, and O = P V with P,
-// which is S rounded, in registers.
+// QK GEMM and PV GEMM of one warpgroup, with K and V as the kernel in selftest/ loads them: S = Q K^T, and O = P V,
+// where P is S rounded, in registers.
 #pragma once
 
 #include "ptx/async_copy.cuh"
@@ -10,8 +10,8 @@
 #include "ptx/tensor_copy.cuh"
 #include "ptx/wgmma.cuh"
 
-// copy() loads q, K and V, `bytes` that arrive at `barrier`. keys(d, i): issues the product of 16 channels from 16 i;
-// values(e, p, i): that of 16 keys; p: P. s [64, KEYS], o [64, CHANNELS].
+// copy() issues the loads of q, K and V, `bytes` in all, which complete at `barrier`. keys(d, i) issues k-step i (16
+// channels) of the QK GEMM; values(e, p, i) k-step i (16 keys) of the PV GEMM. s [64, KEYS], o [64, CHANNELS].
 template <class Copy, class Keys, class Values>
 __device__ __forceinline__ void multiply_and_store(unsigned barrier, unsigned bytes, float* s, float* o,
                                                    const Copy& copy, const Keys& keys, const Values& values) {

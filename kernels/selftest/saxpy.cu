@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = A x + y, to see that the runtime compiles, loads and launches: A is a macro of the specialisation.
+// y = A x + y: tests that the runtime compiles, loads and launches kernels. A is a macro of the specialisation.
 #include "selftest/types.h"
 
 struct Params {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies one box of a tensor map through shared memory: the tile at (x, y) of a matrix of floats, zeros outside it.
-// x must be a multiple of 4 floats (16 bytes): others are an illegal instruction.
+// Copies one box of a tensor map through shared memory: the tile at (x, y) of a matrix of floats, zeros outside it. x
+// must be a multiple of 4 floats (16 bytes); otherwise the copy is an illegal instruction.
 #include "selftest/types.h"
 
 struct alignas(64) TensorMap {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Integers of the runtime's own test kernels.
+// Integer types of the runtime's test kernels.
 #pragma once
 
 using u32 = unsigned int;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two products of one warpgroup, as attention has them: S = Q K^T with both operands in shared memory, and O = P V with
-// P, which is S rounded, in registers. q [64, 64], k [KEYS, 64], v [KEYS, CHANNELS] in bf16, by TMA.
+// Both GEMMs of attention by one warpgroup: S = Q K^T with both operands in shared memory, and O = P V with P, which is
+// S rounded, in registers. q [64, 64], k [KEYS, 64], v [KEYS, CHANNELS] in bf16, by TMA.
 #include "selftest/products.cuh"
 
 // s [64, KEYS], o [64, CHANNELS]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two products of selftest/wgmma.cu with K and V as x-packed pages have them: q [64, 64], k [8][KEYS][8] (channels
-// in eights), v [KEYS / 16][CHANNELS][16] in bf16, by TMA.
+// The GEMMs of selftest/wgmma.cu with K and V in the layout of x-packed pages: q [64, 64], k [8][KEYS][8] (eight
+// channels of all keys, then the next eight), v [KEYS / 16][CHANNELS][16], in bf16, by TMA.
 #include "selftest/products.cuh"
 
 // s [64, KEYS], o [64, CHANNELS]
