@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fields of attune_attention (attune.h) in their order, each with its kind: the one list that the table of tensors
-// (src/core/tensor_fields.h), the binding of Python, the fuzz target and the oracle on the GPU are made of. Compiled by
-// NVRTC and by the host's compiler; no standard headers.
+// The fields of attune_attention (attune.h) in their order, each with its kind. The table of tensors
+// (src/core/tensor_fields.h), Python's binding, the fuzz target and the oracle on the GPU are made of this one list.
+// Compiled by NVRTC and by the host's compiler; no standard headers.
 //
-// Kinds: Input and Output are tensors, Bits an input of bytes of eight flags; Cache is written where the operation
-// appends, ReadCache never.
+// Kinds: Input and Output are tensors. Bits is an input whose bytes hold eight flags each. Cache is written where the
+// operation appends; ReadCache is never written.
 #pragma once
 
-// All that says which keys are seen and what their scores are.
+// The fields that say which keys are visible and what their scores are.
 #define ATTUNE_ATTENTION_INPUTS(FIELD)  \
   FIELD(q, Input)                       \
   FIELD(cu_seqlens_q, Input)            \

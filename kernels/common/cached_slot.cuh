@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a cached key to its page and slot, and to its scale.
+// Finds the page, the slot and the scale of a cached key.
 #pragma once
 
 #include "common/int_table.cuh"
@@ -10,7 +10,7 @@ namespace attune::common {
 
 using kernels::WorkTileParams;
 
-// The page and slot of a cached key. The table load has latency until the page is used.
+// The page and slot of a cached key. The load from the page table is in flight until `page` is used.
 struct Slot {
   int page, slot;
 };
@@ -31,19 +31,19 @@ __device__ __forceinline__ Slot find_slot(const WorkTileParams& p, int batch, in
   return s;
 }
 __device__ __forceinline__ bool is_there(const WorkTileParams& p, int page) { return page >= 0 && page < p.num_pages; }
-// Whether the page of a cached key's value exists. Keys without a value are masked.
+// Whether the page of a cached key's value exists. A key whose value does not exist is masked.
 __device__ __forceinline__ bool has_value(const WorkTileParams& p, int batch, int key) {
   return p.v_page_table.data == nullptr || is_there(p, find_slot(p, batch, key, true).page);
 }
 
-// The scale of a key of K, or of V.
+// The scale of a key of K, or of its value.
 __device__ __forceinline__ RowScale scale_of(const WorkTileParams& p, const kernels::WorkTile& t, int kv_head, int key,
                                              bool values) {
   return row_scale(
       values ? p.v_scale : p.k_scale, kv_head, [&] { return find_slot(p, t.batch, key, values); },
       [&](int page) { return is_there(p, page); });
 }
-// Those of K and of V, from one look-up where both have the same page table.
+// The scales of K and of V, from one look-up if both have the same page table.
 __device__ __forceinline__ float2 scales_of(const WorkTileParams& p, const kernels::WorkTile& t, int kv_head, int key) {
   const Slot s = find_slot(p, t.batch, key, false);
   const auto of_value = [&] { return p.v_page_table.data == nullptr ? s : find_slot(p, t.batch, key, true); };

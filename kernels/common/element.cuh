@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Types, numbered as attune_dtype; single elements of a type that is known at run time, for code that is not hot.
+// Element types, numbered as attune_dtype; and access to single elements whose type is known at run time, for code that
+// is not hot.
 #pragma once
 
 #include "common/fp8.cuh"
@@ -16,14 +17,14 @@ __host__ __device__ constexpr int element_size(int dtype) {
 
 constexpr bool is_16_bit(int dtype) { return dtype == kFloat16 || dtype == kBFloat16; }
 
-// Two elements of a 16-bit type: one rounding, to nearest even.
+// Packs two elements of a 16-bit type, each rounded once to nearest even.
 template <int kType>
 __device__ __forceinline__ unsigned pack(float lo, float hi) {
   if constexpr (kType == kBFloat16) return ptx::pack_bf16(lo, hi);
   return ptx::pack_f16(lo, hi);
 }
 
-// Element i of an array.
+// Loads element i of an array.
 __device__ __forceinline__ float load_element(int dtype, const void* array, long long i) {
   const char* at = static_cast<const char*>(array) + i * element_size(dtype);
   switch (dtype) {
@@ -44,7 +45,7 @@ __device__ __forceinline__ float load_element(int dtype, const void* array, long
   }
 }
 
-// One rounding, to nearest even; e4m3 saturates. Not for int8.
+// Stores an element, rounded once to nearest even; e4m3 saturates. Not for int8.
 __device__ __forceinline__ void store_element(int dtype, void* array, long long i, float x) {
   char* at = static_cast<char*>(array) + i * element_size(dtype);
   switch (dtype) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions of 8-bit floats, with the same numbers on architectures that have instructions for them and on others.
+// Conversions of 8-bit floats. They give the same results with and without instructions for them.
 #pragma once
 
 #include "ptx/architecture.h"
@@ -7,17 +7,17 @@
 
 namespace attune::common {
 
-// Two e4m3 codes, each the high byte of a half (permute_bytes by 0x1404), to fp16 by arithmetic. Their exponents and
-// mantissas are, as bits of fp16, 2^-8 of the numbers, and NaN is 1.875. Times 36,000 that alone overflows, to an
-// infinity that times 0 is NaN.
+// Converts two e4m3 codes, each in the high byte of a half (permute_bytes by 0x1404), to fp16 by arithmetic. Read as
+// fp16, exponent and mantissa are 2^-8 of the number, and NaN reads as 1.875. Of all codes only NaN overflows when it
+// is multiplied by 36,000; that infinity times 0 is NaN.
 __device__ __forceinline__ unsigned e4m3_high_bytes_to_f16(unsigned x) {
   constexpr unsigned kUnit = 0x5c005c00u, kOver = 0x78657865u;  // 2^8; 36,000
   const unsigned small = (x & 0x80008000u) | (x >> 1 & 0x3f803f80u);
   return ptx::multiply_add_f16x2(ptx::multiply_f16x2(small, kOver), 0, ptx::multiply_f16x2(small, kUnit));
 }
 
-// The same to bf16: as bits of bf16 the exponents and mantissas are 2^-120 of the numbers, and NaN is 480. Times
-// 1.09375 * 2^119 that alone overflows.
+// The same to bf16. Read as bf16, exponent and mantissa are 2^-120 of the number, and NaN reads as 480. Only NaN
+// overflows when it is multiplied by 1.09375 * 2^119.
 __device__ __forceinline__ unsigned e4m3_high_bytes_to_bf16(unsigned x) {
   constexpr unsigned kUnit = 0x7b807b80u, kOver = 0x7b0c7b0cu, kMinusZero = 0x80008000u;
   const unsigned small = (x & 0x80008000u) | (x >> 4 & 0x07f007f0u);
@@ -25,12 +25,13 @@ __device__ __forceinline__ unsigned e4m3_high_bytes_to_bf16(unsigned x) {
   return ptx::multiply_add_bf16x2(ptx::multiply_add_bf16x2(number, kOver, kMinusZero), 0, number);
 }
 
-// x to the nearest code of kMantissa bits behind an exponent with that bias, ties to even; saturates, NaN stays NaN.
+// Rounds x to the nearest code with kMantissa mantissa bits and exponent bias kBias, ties to even. Saturates; NaN stays
+// NaN.
 template <int kMantissa, int kBias>
 __device__ __forceinline__ unsigned encode_by_bits(float x, float largest) {
   constexpr int kShift = 23 - kMantissa;
   const float magnitude = fminf(fabsf(x), largest), smallest_normal = __uint_as_float((128u - kBias) << 23);
-  // Adding a number of the subnormals' unit rounds to it.
+  // Adding a power of two whose last bit is the unit of subnormals rounds to that unit.
   const unsigned unit = (127u + 1 - kBias + kShift) << 23, bits = __float_as_uint(magnitude);
   const unsigned rounded = bits + (1u << (kShift - 1)) - 1 + (bits >> kShift & 1);
   const unsigned normal = (rounded >> kShift) - ((127u - kBias) << kMantissa);
@@ -39,17 +40,17 @@ __device__ __forceinline__ unsigned encode_by_bits(float x, float largest) {
   return (x == x ? magnitude < smallest_normal ? subnormal : normal : 0x7fu) | sign;
 }
 
-// The two codes in the low half of x to fp16, exactly; NaN stays NaN.
+// Converts the two codes in `two` to fp16, exactly; NaN stays NaN.
 __device__ __forceinline__ unsigned e4m3_to_f16(unsigned short two) {
   if constexpr (ptx::has(ptx::kFp8Conversion)) return ptx::e4m3_to_f16(two);
   return e4m3_high_bytes_to_f16(ptx::permute_bytes(two, 0, 0x1404));
 }
 __device__ __forceinline__ unsigned e5m2_to_f16(unsigned short two) {
   if constexpr (ptx::has(ptx::kFp8Conversion)) return ptx::e5m2_to_f16(two);
-  return ptx::permute_bytes(two, 0, 0x1404);  // the high bytes of fp16
+  return ptx::permute_bytes(two, 0, 0x1404);  // the codes are the high bytes of fp16
 }
 
-// Two numbers to codes, lo in the low byte: to nearest even; saturates, NaN stays NaN.
+// Rounds two numbers to codes, ties to even, lo in the low byte. Saturates; NaN stays NaN.
 __device__ __forceinline__ unsigned short pack_e4m3(float lo, float hi) {
   if constexpr (ptx::has(ptx::kFp8Conversion)) return ptx::pack_e4m3(lo, hi);
   return static_cast<unsigned short>(encode_by_bits<3, 7>(lo, 448.0f) | encode_by_bits<3, 7>(hi, 448.0f) << 8);

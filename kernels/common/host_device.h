@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arithmetic, and parts of SharedStorage structs, whose sizeof the host uses. Compiled by NVRTC and by the host's
-// compiler; no standard headers.
+// Arithmetic and building blocks of SharedStorage structs, whose sizeof the host uses. Compiled by NVRTC and by the
+// host's compiler; no standard headers.
 #pragma once
 
 #include "common/shared_function.h"
@@ -9,8 +9,8 @@ namespace attune::kernels {
 
 ATTUNE_SHARED_FUNCTION int align_up(int x, int to) { return (x + to - 1) / to * to; }
 
-// n / divisor for 0 <= n < 2^31: n * multiplier >> shift. A division by a number that the compiler does not know is 30
-// instructions, one after the other.
+// n / divisor for 0 <= n < 2^31, as n * multiplier >> shift (a fast divmod). A division by a number that is unknown at
+// compile time takes a chain of 30 instructions.
 struct Divisor {
   unsigned multiplier;
   int shift;
@@ -24,7 +24,7 @@ ATTUNE_SHARED_FUNCTION int divide(long long n, Divisor by) {
   return static_cast<int>(static_cast<unsigned long long>(static_cast<unsigned>(n)) * by.multiplier >> by.shift);
 }
 
-// A field of kCount values; with [[no_unique_address]] it takes no bytes if kCount is 0.
+// An array field of kCount values. With [[no_unique_address]] it takes no bytes if kCount is 0.
 template <class T, int kCount>
 struct SharedArray {
   T at[kCount];
@@ -35,6 +35,6 @@ struct SharedArray<T, 0> {};
 // An mbarrier (ptx/barrier.cuh).
 using Barrier = unsigned long long;
 
-constexpr int kMostSharedBytes = 232448;  // of a block, on Hopper
+constexpr int kMostSharedBytes = 232448;  // the limit of a block on Hopper
 
 }  // namespace attune::kernels

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of plain caches and their scales (common/kv_scale.h): the scale with which a channel is read; quantisation, with
-// the same bits as the CPU backend (docs/semantics.md, "Caches"). Quantisation is by element, so that kernels can have
-// any layout of rows over threads:
+// Reads and stores rows of plain caches with their scales (common/kv_scale.h). Quantisation has the same bits as on the
+// CPU backend (docs/semantics.md, "Caches"). It works element by element, so kernels may spread rows over threads as
+// they like:
 //
-//   float scale = token_scale(dtype, amax);              // per token and head; amax: largest magnitude of the row
+//   float scale = token_scale(dtype, amax);              // per token and head; amax: the row's largest magnitude
 //   const Divider over(scale);                           // fixed scales are used the same way
 //   codes = encode_pair(dtype, over(x0), over(x1));      // common/run.cuh; or encode_run
 //
@@ -20,8 +20,8 @@ namespace attune::common {
 
 // --- Reading
 
-// The scale of all channels of a row. find: the page and slot of a token that has a scale of its own; 0 on a page that
-// does not exist.
+// The one scale of all channels of a row. find: the page and slot of a token that has its own scale. Returns 0 on a
+// page that does not exist.
 template <class Params, class Find>
 __device__ __forceinline__ float scale_at(const Params& p, const KvScale& scale, int kv_head, const Find& find) {
   if (scale.mode == ScaleMode::kNone) return 1.0f;
@@ -37,7 +37,7 @@ struct RowScale {
   float all;
   __device__ __forceinline__ float at(int /*channel*/) const { return all; }
 };
-// Not by scale_at: ptxas would order prefill's instructions otherwise.
+// Not by scale_at(), because ptxas would schedule prefill's instructions differently.
 template <class Find, class IsThere>
 __device__ __forceinline__ RowScale row_scale(const KvScale& scale, int kv_head, const Find& find,
                                               const IsThere& is_there) {
@@ -51,10 +51,10 @@ __device__ __forceinline__ RowScale row_scale(const KvScale& scale, int kv_head,
 
 // --- Quantisation
 
-// The larger magnitude; NaN is ignored.
+// The larger magnitude. fmaxf ignores NaN.
 __device__ __forceinline__ float larger_magnitude(float amax, float x) { return fmaxf(amax, fabsf(x)); }
 
-// An infinity counts as the largest float.
+// Replaces an infinite amax by the largest float.
 __device__ __forceinline__ float finite_amax(float amax) { return fminf(amax, __uint_as_float(0x7f7fffffu)); }
 
 __device__ __forceinline__ float largest_code(int dtype) {
@@ -66,17 +66,17 @@ __device__ __forceinline__ float power_of_two_at_least(float x) {
   return __uint_as_float((__float_as_uint(x) + 0x7fffffu) & 0x7f800000u);
 }
 
-// The scale of a row whose largest magnitude is amax (from larger_magnitude); of a row of zeros it is 1, or the
-// smallest power of two.
+// The scale of a row whose largest magnitude is amax (from larger_magnitude). A row of zeros has 1, or the smallest
+// power of two.
 __device__ __forceinline__ float token_scale(int dtype, float amax, bool power_of_two = false) {
   if (power_of_two) return power_of_two_at_least(__fdiv_rn(fmaxf(finite_amax(amax), 1e-4f), largest_code(dtype)));
   const float scale = __fdiv_rn(finite_amax(amax), largest_code(dtype));
   return scale == 0.0f ? 1.0f : scale;
 }
 
-// x / scale to nearest even, as the CPU divides: a multiplication by the reciprocal and one Newton step with an exact
-// remainder. A scale far from 1, and x with it, is first multiplied by a power of two, so that no remainder that
-// matters to 8 bits is rounded. Quotients so large or small that x leaves fp32's range saturate, or are 0, in any case.
+// x / scale rounded to nearest even, as on the CPU: a multiplication by the reciprocal, and one Newton step with an
+// exact remainder. If the scale is far from 1, both are first multiplied by a power of two, so that no remainder that
+// matters to 8 bits is rounded. Quotients that leave fp32's range saturate or become 0 in any case.
 class Divider {
  public:
   __device__ __forceinline__ explicit Divider(float scale) {
@@ -86,7 +86,7 @@ class Divider {
     reciprocal_ = __frcp_rn(scale_);
   }
   __device__ __forceinline__ float operator()(float x) const { return quotient(x * move_); }
-  // Divides several numbers, with one check of the factor.
+  // Divides several numbers and checks the factor once.
   template <int kCount>
   __device__ __forceinline__ void divide(float (&x)[kCount]) const {
     if (move_ != 1.0f) {
@@ -96,7 +96,7 @@ class Divider {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) x[i] = quotient(x[i]);
   }
-  // The same for numbers that are NaN or at most amax: only if amax is infinite do they need the checks.
+  // The same for numbers that are NaN or at most amax, which need the checks only if amax is infinite.
   template <int kCount>
   __device__ __forceinline__ void divide(float (&x)[kCount], float amax) const {
     if (move_ != 1.0f || amax > __uint_as_float(0x7f7fffffu)) return divide(x);
@@ -105,7 +105,7 @@ class Divider {
   }
 
  private:
-  // The remainder is subtracted, not added, so that -0 stays -0.
+  // Subtracts the remainder rather than add it, so that -0 stays -0.
   __device__ __forceinline__ float corrected(float x, float q) const {
     return fmaf(fmaf(q, scale_, -x), -reciprocal_, q);
   }
@@ -119,8 +119,8 @@ class Divider {
 
 // --- Storing
 
-// The scale with which a warp stores a row; one per token and head is computed, and stored too. amax: of this lane's
-// channels.
+// The scale with which a warp stores a row. A scale per token and head is computed and stored here. amax: of this
+// lane's channels.
 template <int kType>
 __device__ __forceinline__ float scale_to_store(const KvScale& scale, int page, int offset, int head,
                                                 float amax) {
@@ -135,7 +135,7 @@ __device__ __forceinline__ char* row_to_store(const kernels::KvPlane& plane, int
   return plane.data + page * plane.page_stride + offset * plane.slot_stride + head * plane.head_stride;
 }
 
-// A warp stores a row, rounded or quantised once. From registers, as vectors: this lane has channels [d, d + kVec).
+// A warp stores a row from registers, as vectors: this lane has channels [d, d + kVec). Each element is rounded once.
 template <int kType, int kHeadDim, int kVec>
 __device__ __forceinline__ void store_vector(const kernels::KvPlane& plane, const KvScale& scale, int page,
                                              int offset, int head, const float (&row)[kVec], int d) {
@@ -176,7 +176,7 @@ __device__ __forceinline__ void store_vector(const kernels::KvPlane& plane, cons
   }
 }
 
-// From shared memory, in a loop: slower, but little code.
+// The same from shared memory, in a loop: slower, but less code.
 template <int kType>
 __device__ __forceinline__ void store_row(const kernels::KvPlane& plane, const KvScale& scale, int page,
                                           int offset, int head, const float* row, int head_dim) {

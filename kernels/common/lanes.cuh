@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reductions and exchanges over lanes of a warp. Every lane gets a result, in an order that is always the same.
+// Reductions and exchanges over the lanes of a warp. Every lane gets the result, and the order of the additions is
+// fixed.
 #pragma once
 
 namespace attune::common {
 
-// Over groups of kLanes neighbouring lanes.
+// Reduces over groups of kLanes neighbouring lanes.
 template <int kLanes = 32>
 __device__ __forceinline__ float max_of_lanes(float x) {
 #pragma unroll
@@ -18,7 +19,7 @@ __device__ __forceinline__ float sum_of_lanes(float x) {
   return x;
 }
 
-// Over the quad of lanes that share the rows of an accumulator.
+// Reduces over the quad of lanes that share the rows of an accumulator.
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks that are tables: bidirectional ranges, which show keys, and masks that hide them key by key.
+// Masks that are read from tables: bidirectional ranges, which show keys, and key masks, which hide keys.
 #pragma once
 
 #include "common/int_table.cuh"
@@ -32,7 +32,7 @@ struct KeyMask {
 
   KeyMasks::Rows rows;
 
-  // q_begin: the sequence's first row of a ragged q.
+  // q_begin: the sequence's first row in a ragged q.
   __device__ __forceinline__ void start(const AttentionParams& p, int batch, long long q_begin) {
     const long long first_row =
         p.cu_seqlens_q.data != nullptr ? q_begin : static_cast<long long>(batch) * p.fixed_q;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The packed MLA formats (docs/semantics.md, "Caches"): their layout and their quantisation, with the same bits as the
-// CPU backend. The first kNope channels are e4m3 with one scale for kGroup of them, the rest are bf16.
+// The layout and quantisation of the packed MLA formats (docs/semantics.md, "Caches"), with the same bits as on the CPU
+// backend. The first kNope channels are e4m3 with one scale for each kGroup of them; the rest are bf16.
 //
 //   const char* scales = MlaRow<584>::scales(row, page, page_size, offset);          // of the token at `row`
 //   x = code of channel d * MlaRow<584>::load_scale(scales, d / MlaRow<584>::kGroup);  // d < kNope
@@ -18,23 +18,23 @@ __device__ __forceinline__ float e8m0_to_float(unsigned e) {
   return __uint_as_float(e == 255 ? 0x7fffffffu : e == 0 ? 0x00400000u : e << 23);
 }
 
-// The packed formats, by their bytes a token.
+// The packed formats, named by their bytes for each token.
 template <int kFormat>
 struct MlaRow {
   static_assert(kFormat == 656 || kFormat == 584, "the formats of kv_format.h");
   static constexpr int kHeadDim = kFormat == 656 ? 576 : 512;
   static constexpr int kNope = kFormat == 656 ? 512 : 448, kGroup = kFormat == 656 ? 128 : 64;
   static constexpr int kGroups = kNope / kGroup;
-  static constexpr int kRope = kFormat == 656 ? 528 : 448;      // first byte of the bf16 part
-  static constexpr int kRowBytes = kFormat == 656 ? 656 : 576;  // 584: the scales follow all rows of the page
-  // Scales of the row at `row`, token `offset` of a page that begins at `page` and holds page_size.
+  static constexpr int kRope = kFormat == 656 ? 528 : 448;      // the first byte of the bf16 channels
+  static constexpr int kRowBytes = kFormat == 656 ? 656 : 576;  // 584: the scales come after all rows of the page
+  // The scales of token `offset`, whose row is at `row`, in a page that begins at `page` and holds page_size tokens.
   __device__ static char* scales(char* row, char* page, long long page_size, long long offset) {
     return kFormat == 656 ? row + 512 : page + page_size * 576 + offset * 8;
   }
   __device__ static const char* scales(const char* row, const char* page, long long page_size, long long offset) {
     return scales(const_cast<char*>(row), const_cast<char*>(page), page_size, offset);
   }
-  // aligned: the caller knows that rows are multiples of 4 bytes apart.
+  // aligned: the caller knows that rows begin at multiples of 4 bytes.
   __device__ __forceinline__ static float load_scale(const char* scales, int group, bool aligned = false) {
     if constexpr (kFormat == 656) {
       unsigned bits;
@@ -63,7 +63,7 @@ struct MlaRow {
   }
 };
 
-// The scale of a group with this largest magnitude; of a group of zeros it is the smallest power of two.
+// The scale of a group with this largest magnitude. A group of zeros has the smallest power of two.
 template <int kFormat>
 __device__ __forceinline__ float mla_scale(float amax, bool power_of_two) {
   amax = finite_amax(amax);
@@ -74,7 +74,7 @@ __device__ __forceinline__ float mla_scale(float amax, bool power_of_two) {
   return power_of_two_at_least(fmaxf(__fdiv_rn(amax, 448.0f), 1e-4f));
 }
 
-// x / scale for numbers of a group with this largest magnitude and its mla_scale, each rounded once.
+// x / scale for a group with this largest magnitude and its mla_scale(). Each number is rounded once.
 template <int kFormat, int kCount>
 __device__ __forceinline__ void divide_by_scale(float (&x)[kCount], float amax, float scale, bool power_of_two) {
   if (kFormat == 584 || power_of_two) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tile of 16 keys in shared memory as the A operand of mma.m16n8k16: K as it is (M rows are keys), V transposed (M
-// rows are channels). 8-bit elements are converted to 16 bits after ldmatrix. ldmatrix moves 16-bit pairs, so 8-bit
+// rows are channels). 8-bit elements are converted to 16 bits after ldmatrix. ldmatrix moves pairs of bytes, so 8-bit
 // channels arrive in another order within a block of 16:
 //   K: k = 2t + e (e < 2) is channel 4t + e, k = 8 + 2t + e is channel 4t + 2 + e;
 //   V: row g is channel 2g, row g + 8 is channel 2g + 1.
-// Queries are stored in the first order, O is read in the second.
+// Queries are stored in the order of K, and O is read in the order of V.
 #pragma once
 
 #include "common/element.cuh"
@@ -16,13 +16,14 @@
 
 namespace attune::common {
 
-// The type of the mma's operands. 8-bit elements are exact in both; parts of fp32 Q and P need the range of bf16.
+// The type of the mma's operands. 8-bit elements are exact in both types. The bf16x3 parts of fp32 Q and P need the
+// range of bf16.
 __host__ __device__ constexpr int compute_type(int q_type, int kv_type) {
   const bool wide = kv_type == kBFloat16 || kv_type == kFloat32 || (element_size(kv_type) == 1 && q_type == kFloat32);
   return wide ? kBFloat16 : kFloat16;
 }
 
-// The k of a channel in the mma's operands K and Q. The block of 16 stays the same.
+// The mma's k of a channel, for K and Q. It stays within the same block of 16.
 template <int kKvType>
 __device__ constexpr int k_of_channel(int channel) {
   if (element_size(kKvType) != 1) return channel;
@@ -51,8 +52,7 @@ __device__ __forceinline__ unsigned pair_to_f16(unsigned x) {
   return e5m2_to_f16(static_cast<unsigned short>(x));
 }
 
-// Converts bytes of x where the architecture has no instruction for it: permute_bytes with bytes_lo and bytes_hi makes
-// them the high bytes of halves.
+// The same by arithmetic: permute_bytes with bytes_lo and bytes_hi moves bytes of x to the high bytes of halves.
 template <int kKvType>
 __device__ __forceinline__ void permuted_to_f16(unsigned x, unsigned bytes_lo, unsigned bytes_hi, unsigned& lo,
                                                 unsigned& hi) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void quad_to_f16(unsigned x, unsigned& lo, unsigned& 
   }
 }
 
-// Two fp16 numbers that came from 8 bits, exactly, in the type of the mma.
+// Converts two fp16 numbers that came from 8 bits to the type of the mma, exactly.
 template <int kComputeType>
 __device__ __forceinline__ unsigned from_codes(unsigned two) {
   if constexpr (kComputeType == kFloat16) return two;
@@ -84,11 +84,11 @@ __device__ __forceinline__ unsigned from_codes(unsigned two) {
                         ptx::f16_to_float(static_cast<unsigned short>(two >> 16)));
 }
 
-// Bytes 0, 1 of x to lo and bytes 2, 3 to hi, exactly, in the type of the mma, by the fewest instructions.
+// Converts bytes 0, 1 of x to lo and bytes 2, 3 to hi, exactly, in the type of the mma, with the fewest instructions.
 template <int kKvType, int kComputeType>
 __device__ __forceinline__ void quad_to_operands(unsigned x, unsigned& lo, unsigned& hi) {
   if constexpr (kComputeType == kBFloat16 && kKvType == kInt8) {
-    // 0x4300 | u is the bf16 number 128 + u for u < 128. The sign's bit is the exponent's lowest: 128, or 256.
+    // 0x4300 | u is the bf16 number 128 + u for u < 128. The sign bit falls on the exponent's lowest bit: 128 or 256.
     constexpr unsigned kSigns = 0x00800080u, kMinusOne = 0xbf80bf80u;
     lo = ptx::permute_bytes(x, 0x43434343u, 0x4140), hi = ptx::permute_bytes(x, 0x43434343u, 0x4342);
     lo = ptx::multiply_add_bf16x2(lo & (0xff00ff00u | kSigns), kMinusOne, lo & ~kSigns);
@@ -106,7 +106,7 @@ __device__ __forceinline__ void quad_to_operands(unsigned x, unsigned& lo, unsig
 template <int kKvType>
 __device__ __forceinline__ void crossed_quad_to_f16(unsigned x, unsigned& lo, unsigned& hi) {
   if constexpr (kKvType == kInt8) {
-    const unsigned u = x ^ 0x80808080u;  // as above; the permutation costs nothing
+    const unsigned u = x ^ 0x80808080u;  // As above; the other order of the permutation costs nothing.
     lo = ptx::subtract_f16x2(ptx::permute_bytes(u, 0x64646464u, 0x4240), 0x64806480u);
     hi = ptx::subtract_f16x2(ptx::permute_bytes(u, 0x64646464u, 0x4341), 0x64806480u);
   } else if constexpr (!ptx::has(ptx::kFp8Conversion)) {
@@ -116,7 +116,8 @@ __device__ __forceinline__ void crossed_quad_to_f16(unsigned x, unsigned& lo, un
   }
 }
 
-// bf16x3: fp32 as the sum of three bf16, the largest first, to 2^-24 of the number; two are within 2^-16.
+// bf16x3: fp32 as the sum of three bf16 numbers, the largest first, exact to 2^-24 of the number. Two are exact to
+// 2^-16.
 constexpr int kSplitParts = 3;
 template <int kParts>
 __device__ __forceinline__ void split_pair(float x, float y, unsigned (&parts)[kParts]) {
@@ -128,7 +129,7 @@ __device__ __forceinline__ void split_pair(float x, float y, unsigned (&parts)[k
   }
 }
 
-// K, or V transposed, as the A operand. The ldmatrix address of this lane is computed once.
+// Loads K, or V transposed, as the A operand. This lane's ldmatrix address is computed once.
 template <bool kValues, int kKvType, int kComputeType, int kChunks>
 struct KvOperand {
   using Layout = RowLayout<kChunks>;
@@ -189,7 +190,7 @@ struct KvOperand {
       ptx::load_matrix_x4(a, at);
     }
   }
-  // Of V, each register holds channels 2g, 2g + 1 of key 2t, then of key 2t + 1.
+  // Of V each register holds channels 2g and 2g + 1, first of key 2t, then of key 2t + 1.
   __device__ __forceinline__ static void unpack(unsigned lo, unsigned hi, unsigned (&a)[4]) {
     if constexpr (kValues) {
       crossed_quad_to_f16<kKvType>(lo, a[0], a[1]), crossed_quad_to_f16<kKvType>(hi, a[2], a[3]);
@@ -211,7 +212,7 @@ __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], const
   }
 }
 
-// The rounded numbers of a pack, as fp32.
+// Unpacks one half of a packed word to fp32.
 template <int kComputeType>
 __device__ __forceinline__ float low_half(unsigned x) {
   if constexpr (kComputeType == kBFloat16) return __uint_as_float(x << 16);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The prologue (docs/semantics.md) as flat parameters, and small tables. Compiled by NVRTC and by the host's compiler;
-// no standard headers. The host fills them with src/cuda/ops/params.h.
+// The parameters of the prologue (docs/semantics.md), and small tables. The host fills them with src/cuda/ops/params.h.
+// Compiled by NVRTC and by the host's compiler; no standard headers.
 #pragma once
 
 namespace attune::kernels {
@@ -16,15 +16,15 @@ struct FloatTable {
   const char* data;
   long long outer_stride, head_stride, channel_stride;  // in bytes
   int dtype;
-  int vector;  // runs of 8 channels from a multiple of 8 are contiguous and aligned to 16 bytes
+  int vector;  // runs of 8 channels from a multiple of 8 on are contiguous and aligned to 16 bytes
 };
 
 struct PrologueParams {
-  const float* qkv_scale;      // [3]: of q, k, v where they are 8-bit; null: none
-  long long qkv_scale_stride;  // in elements, as all strides without a word
+  const float* qkv_scale;      // [3]: for 8-bit q, k, v; null: none
+  long long qkv_scale_stride;  // strides are in elements unless they say otherwise
   FloatTable q_bias, k_bias, v_bias;
   FloatTable ia3_k, ia3_v;
-  IntTable ia3_task;  // [batch]; not given: task 0
+  IntTable ia3_task;  // [batch]; if it is not given, task 0
   long long num_tasks;
 
   const float* cos_sin;  // [num_tables, num_positions, rotary_dim]; null: no RoPE
@@ -34,7 +34,7 @@ struct PrologueParams {
   int cos_sin_vector;        // rows of the table are contiguous and aligned to 16 bytes
   IntTable rope_table_index;  // [batch]
   IntTable positions;         // [total_q, components]
-  int components;            // of positions: 1, or 3 for mRoPE
+  int components;            // numbers of a position: 1, or 3 for mRoPE
   int mrope_interleaved;
   int mrope_section[3];
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The prologue of a row of q, k or v in registers: dequantise, bias, IA3, RoPE, log-n, in fp32. A thread takes units of
-// two runs of kWidth channels (8, or 1 for any layout), such that it holds both channels of each RoPE pair.
+// The prologue of a row of q, k or v in registers, in fp32: dequantise, bias, IA3, RoPE, log-n. A thread takes units,
+// each of two runs of kWidth channels (8, or 1 for any layout), so that it has both channels of each RoPE pair.
 //
 //   const PrologueToken token = prologue_token(p, row, sequence, position);          // once a token
 //   for (int u = lane; u < num_units<kWidth>(rotary, head_dim); u += lanes) {        // rotary: 0 for rows of v
@@ -9,7 +9,7 @@
 //     prepare_unit<kWidth>(p, token, kRowOfK, head, unit, load_rope<kWidth>(p, token, unit), /*narrow=*/8-bit, x);
 //   }
 //
-// The tensors of the prologue may be absent (null). Branches do not diverge in a warp with one token.
+// Tensors of the prologue may be null. Its branches do not diverge if all lanes of a warp have the same token.
 #pragma once
 
 #include "common/element.cuh"
@@ -29,7 +29,7 @@ struct PrologueToken {
   int task;  // of IA3; -1: none
 };
 
-// row: of the tensors q, k, v and positions; sequence: of the tables by sequence; position: absolute.
+// row: in q, k, v and positions; sequence: in the tables by sequence; position: absolute.
 __device__ __forceinline__ PrologueToken prologue_token(const PrologueParams& p, long long row, int sequence,
                                                         long long position) {
   PrologueToken t = {{nullptr, nullptr, nullptr}, 1.0f, -1};
@@ -62,16 +62,16 @@ struct Unit {
   int first, second, pair;
 };
 
-// The first units are those without RoPE, so that a scale group of MLA is in neighbouring units.
+// Units without RoPE come first, so that neighbouring units have a scale group of MLA.
 template <int kWidth>
 __device__ __forceinline__ int num_units(int rotary_dim, int head_dim) {
   return ((head_dim - rotary_dim) / kWidth + 1) / 2 + rotary_dim / (2 * kWidth);
 }
 
-// kWidth divides head_dim, rope_offset and half of rotary_dim (the host sees to it).
+// kWidth divides head_dim, rope_offset and half of rotary_dim, as the host has checked.
 template <int kWidth>
 __device__ __forceinline__ Unit unit_at(const PrologueParams& p, int rotary_dim, int head_dim, int u) {
-  const int passing = (head_dim - rotary_dim) / kWidth;  // runs
+  const int passing = (head_dim - rotary_dim) / kWidth;  // runs without RoPE
   const int rotary_unit = u - (passing + 1) / 2;
   if (rotary_unit >= 0) {
     if (p.interleaved) {
@@ -89,7 +89,7 @@ __device__ __forceinline__ Unit unit_at(const PrologueParams& p, int rotary_dim,
   return {first, 2 * u + 1 < passing ? second : -1, -1};
 }
 
-// The component of the position that rotates pair j.
+// The component of the position (mRoPE) that rotates pair j.
 __device__ __forceinline__ int mrope_component(const PrologueParams& p, int j) {
   if (p.mrope_interleaved) {
     if (j % 3 == 1 && j < 3 * p.mrope_section[1]) return 1;
@@ -106,11 +106,11 @@ __device__ __forceinline__ void rotate_pair(float& x, float& y, float c, float s
   y = c * b + s * a;
 }
 
-// Cosines and sines of a unit, which all heads of q and k of a token share.
+// The cosines and sines of a unit. All heads of q and k of a token share them.
 template <int kWidth>
 struct RopeUnit {
   float c[kWidth], s[kWidth];
-  unsigned rotated;  // bit k: pair k has a position inside the table
+  unsigned rotated;  // bit k: the position of pair k is inside the table
 };
 
 template <int kWidth>
@@ -156,7 +156,7 @@ __device__ __forceinline__ void rotate_unit(const PrologueParams& p, const RopeU
   }
 }
 
-// A row of bias or IA3 weights. By value, so that the compiler selects between values, not addresses.
+// A row of bias or IA3 weights. It is passed by value, so that the compiler selects between values and not addresses.
 struct WeightRow {
   const char* data;  // null: none
   long long stride;
@@ -168,7 +168,7 @@ __device__ __forceinline__ WeightRow weight_row(const kernels::FloatTable& t, in
   return {t.data + outer * t.outer_stride + head * t.head_stride, t.channel_stride, t.dtype, t.vector != 0};
 }
 
-// Calls f(x, weight) for the channels of a unit.
+// Calls f(x, weight) for each channel of a unit.
 template <int kWidth, class F>
 __device__ __forceinline__ void for_weights(const WeightRow& row, const Unit& unit, float (&x)[2][kWidth], F f) {
 #pragma unroll
@@ -183,8 +183,8 @@ __device__ __forceinline__ void for_weights(const WeightRow& row, const Unit& un
   }
 }
 
-// The whole prologue on the channels of a unit of a row of q, k or v (kRowOf..). narrow: the input is 8-bit, so
-// qkv_scale applies. rope: of the unit; unused for rows of v.
+// Applies the whole prologue to a unit of a row of q, k or v (kRowOf..). narrow: the input is 8-bit, so qkv_scale
+// applies. rope: of the unit; unused for rows of v.
 template <int kWidth>
 __device__ __forceinline__ void prepare_unit(const PrologueParams& p, const PrologueToken& t, int row, int head,
                                              const Unit& unit, const RopeUnit<kWidth>& rope, bool narrow,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs of 8 channels (or of 1) of any element type between memory and fp32 registers: 16-byte accesses where the caller
-// knows that they are aligned, element by element otherwise. A constant dtype removes its branches. Loading and
-// decoding are separate, so that a thread can have several runs in flight.
+// Runs of 8 channels (or 1) of any element type, between memory and fp32 registers. Accesses have 16 bytes if the
+// caller knows that they are aligned, otherwise they go element by element. A constant dtype removes the branches.
+// Loading and decoding are separate functions, so that a thread can have several runs in flight.
 #pragma once
 
 #include "common/element.cuh"
@@ -13,7 +13,7 @@ namespace attune::common {
 template <int kWidth>
 struct RawRun {
   static_assert(kWidth == 8 || kWidth == 1, "runs are of 8 channels, or of one");
-  unsigned word[kWidth];  // narrower elements do not use the last ones
+  unsigned word[kWidth];  // narrower elements leave the last words unused
 };
 
 __device__ __forceinline__ unsigned load_bits(int size, const char* at) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ void store_bits(int size, char* at, unsigned bits) {
   }
 }
 
-// stride: in bytes. vector: elements are contiguous, and `at` is aligned to the run's size, or to 16 bytes.
+// stride: in bytes. vector: elements are contiguous, and `at` is aligned to the size of the run or to 16 bytes.
 template <int kWidth>
 __device__ __forceinline__ RawRun<kWidth> load_run(int dtype, const char* at, long long stride, bool vector) {
   RawRun<kWidth> r;
@@ -89,7 +89,7 @@ __device__ __forceinline__ void store_run(int dtype, const RawRun<kWidth>& r, ch
   }
 }
 
-// Contiguous 16-bit elements at any address, byte by byte unless vector: the bf16 part of packed formats.
+// Contiguous 16-bit elements at any address, byte by byte unless vector is set: the bf16 channels of packed formats.
 template <int kWidth>
 __device__ __forceinline__ RawRun<kWidth> load_halves(const char* at, bool vector) {
   if (kWidth == 8 && vector) return load_run<kWidth>(kBFloat16, at, 2, true);
@@ -112,7 +112,7 @@ __device__ __forceinline__ void store_halves(const RawRun<kWidth>& r, char* at, 
   }
 }
 
-// Two elements of an 8- or 16-bit type in the low bits.
+// Converts two elements of an 8- or 16-bit type in the low bits.
 __device__ __forceinline__ float2 decode_pair(int dtype, unsigned bits) {
   switch (dtype) {
     case kBFloat16:
@@ -133,7 +133,7 @@ __device__ __forceinline__ float2 decode_pair(int dtype, unsigned bits) {
                      ptx::f16_to_float(static_cast<unsigned short>(bits >> 16)));
 }
 
-// To fp32, exactly.
+// Converts a run to fp32, exactly.
 template <int kWidth>
 __device__ __forceinline__ void decode_run(int dtype, const RawRun<kWidth>& r, float (&x)[kWidth]) {
   const int size = element_size(dtype);
@@ -152,12 +152,12 @@ __device__ __forceinline__ void decode_run(int dtype, const RawRun<kWidth>& r, f
   }
 }
 
-// Rounds to nearest even, saturates to -127..127; NaN becomes 0.
+// Rounds to nearest even and saturates to -127..127; NaN becomes 0.
 __device__ __forceinline__ unsigned encode_int8(float x) {
   return static_cast<unsigned>(min(max(__float2int_rn(x), -127), 127)) & 0xff;
 }
 
-// Two elements of an 8- or 16-bit type: one rounding, to nearest even; 8-bit types saturate; NaN stays NaN (int8: 0).
+// Rounds two numbers to an 8- or 16-bit type, to nearest even. 8-bit types saturate; NaN stays NaN (int8: 0).
 __device__ __forceinline__ unsigned encode_pair(int dtype, float lo, float hi) {
   switch (dtype) {
     case kBFloat16:

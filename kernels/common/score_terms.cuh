@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Score terms from tables: biases, T5.
+// Score terms that are read from tables: biases and T5.
 #pragma once
 
 #include "common/attention_params.h"
@@ -13,7 +13,7 @@ __device__ __forceinline__ float bias_of(const kernels::BiasTable& t, int head, 
   return load_element(t.dtype, t.data + head * t.head_stride + row * t.row_stride + column * t.column_stride, 0);
 }
 
-// relative: key minus position.
+// relative: the position of the key minus that of the query.
 __device__ __forceinline__ int t5_bucket(const kernels::T5Table& t, int relative) {
   const int offset = t.bidirectional && relative > 0 ? t.buckets : 0;
   const int distance = relative < 0 ? -relative : t.bidirectional ? relative : 0;
@@ -24,7 +24,7 @@ __device__ __forceinline__ int t5_bucket(const kernels::T5Table& t, int relative
   return offset + bucket;
 }
 
-// The sum of bias terms, in natural units, for query `query` of a sequence whose query 0 is at first_position.
+// The sum of the bias terms in natural units, for query `query` of a sequence whose query 0 is at first_position.
 template <unsigned kScore>
 __device__ __forceinline__ float table_terms(const kernels::AttentionParams& p, int head, int query, int first_position,
                                              int key, int distance) {

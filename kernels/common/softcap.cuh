@@ -6,8 +6,9 @@
 
 namespace attune::common {
 
-// In base 2. y: z / cap; level: cap log2 e. Relative error below 4e-7 for any cap: 1 - 2 / (1 + e^2y) loses bits where
-// y is small, so |y| < 0.5 takes a minimax polynomial in y, relative error 1.3e-8. Exact at both ends; NaN stays.
+// The capped score in base 2. y: z / cap; level: cap log2 e. The relative error is below 4e-7 for any cap. 1 - 2 / (1 +
+// e^2y) loses bits where y is small, so |y| < 0.5 takes a minimax polynomial in y with relative error 1.3e-8. Exact at
+// both ends; NaN stays NaN.
 __device__ __forceinline__ float capped_score(float y, float level) {
   const float square = y * y;
   float factor = 0.017135006680804737f;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Detects a schedule that was made for another call. A schedule serves every layer of a step (attune_run_scheduled);
-// with other lengths it would silently skip rows. So it carries a stamp, a hash of all its inputs: what the host
-// knows (stamp_of_call), lengths, offsets, finished sequences, ranges, and lengths of index lists. The attention kernel
-// recomputes the stamp while its first copies are in flight. If the two differ, it writes NaN to every row.
+// Detects a schedule that was made for another call. One schedule serves every layer of a step (attune_run_scheduled).
+// Used with other lengths it would silently skip rows, so it carries a stamp: a hash of all its inputs, which are what
+// the host knows (stamp_of_call), lengths, offsets, finished sequences, ranges and lengths of index lists. The
+// attention kernel recomputes the stamp while its first copies are in flight. If the two differ, it writes NaN to every
+// row.
 #pragma once
 
 #include "common/masks.cuh"
@@ -16,12 +17,12 @@ __device__ __forceinline__ unsigned mixed(unsigned x, int with) {
   return x ^ x >> 15;
 }
 
-// The stamp of sequence b. A batch's stamp is the sum over its sequences, in any order.
+// The stamp of sequence b. The stamp of a batch is the sum over its sequences, in any order.
 __device__ __forceinline__ unsigned stamp_of(const AttentionParams& p, int b) {
   unsigned x = mixed(p.stamp_of_call, b);
   if (p.cu_seqlens_q.data != nullptr) x = mixed(mixed(x, int_at(p.cu_seqlens_q, b)), int_at(p.cu_seqlens_q, b + 1));
   if (p.seqused_kv.data != nullptr) {
-    const int used = int_at(p.seqused_kv, b);  // layers may have tables of other widths
+    const int used = int_at(p.seqused_kv, b);  // layers may have tables of different widths
     x = mixed(x, p.capacity > 0 && p.ring_capacity == 0 ? min(used, p.capacity) : used);
   }
   if (p.stamped_kv.data != nullptr) x = mixed(mixed(x, int_at(p.stamped_kv, b)), int_at(p.stamped_kv, b + 1));
@@ -34,7 +35,7 @@ __device__ __forceinline__ unsigned stamp_of(const AttentionParams& p, int b) {
   return x;
 }
 
-// One thread's part of the stamp of an index list (prefill/prefill_params.h): the lengths of its sequences or rows.
+// One thread's terms of the stamp of an index list (prefill/prefill_params.h): the lengths of its sequences or rows.
 template <class List>
 __device__ __forceinline__ unsigned stamp_of_list(const AttentionParams& p, const List& list, int number, int thread,
                                                   int threads) {
@@ -53,7 +54,8 @@ __device__ __forceinline__ unsigned stamp_of_list(const AttentionParams& p, cons
   return sum;
 }
 
-// Adds the batch's stamp to *sum, in shared memory. threads: in whole warps, from 0. kSparse: keys by index lists.
+// Adds the batch's stamp to *sum, in shared memory. threads: whole warps, from thread 0 on. kSparse: keys come from
+// lists.
 template <bool kSparse = false, class Params>
 __device__ __forceinline__ void add_stamps(const Params& p, int thread, int threads, unsigned* sum) {
   unsigned mine = 0;
@@ -67,12 +69,13 @@ __device__ __forceinline__ void add_stamps(const Params& p, int thread, int thre
   if (threadIdx.x % 32 == 0) atomicAdd(sum, mine);
 }
 
-// The initial row_sum: NaN where the schedule was made for another call.
+// The initial row_sum: NaN if the schedule was made for another call.
 __device__ __forceinline__ float first_sum(unsigned sum, unsigned stamp) {
   return sum == stamp ? 0.0f : __uint_as_float(0x7fffffffu);
 }
 
-// Called by threads 0 to threads - 1 before their first work tile; sync() synchronises them. check starts as {}.
+// Called by threads 0 to threads - 1 before their first work tile. sync() synchronises these threads; check is {} at
+// first.
 template <bool kSparse = false, class Params, class Check, class Sync>
 __device__ __forceinline__ void check_stamp(const Params& p, int thread, int threads, Check& check, const Sync& sync) {
   if (p.checks_stamp == 0) return;
