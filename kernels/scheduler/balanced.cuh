@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // A balanced schedule in the manner of stream-K: all groups of a grid get about the same number of tiles, whatever the
-// lengths. A group is as many blocks as there are head tiles, and takes a chain of work tiles (WorkTile::next_work).
+// lengths. A group has as many blocks as there are head tiles and takes a chain of work tiles (WorkTile::next_work).
+//
+//   row blocks by length    too long | rounds: one for each group, direction alternates | rest
 //
 //   row blocks by length    too long | rounds of one for each group, every other one backwards | rest
-//   stream                  the tiles of the too long and of the rest, one block after the other
-//   tiles of a group        its whole blocks, then a range of the stream that brings it to the target
+//   stream                  the tiles of the too long ones and of the rest, one row block after the other
+//   tiles of a group        its whole row blocks, then a range of the stream that brings it to the target
 //
-// A row block is split where a range ends, unless a split would have fewer than fewest_tiles. Where the rounds alone
-// come near the target, nothing is split. Few blocks are split, as splits are stored and combined: of 70 equal ones on
-// 66 groups four are, and 66 stay whole.
+// A row block is split where a range ends, unless the split would have fewer than fewest_tiles. If the rounds alone
+// come near the target, nothing is split. Splits must be stored and combined, so few row blocks are split: of 70 equal
+// ones on 66 groups four are split and 66 stay whole.
 //
-// The overhead of a work tile counts as tiles. All follows from the lengths, so splits are the same in each run.
+// The overhead of a work tile counts as tiles. The schedule depends on nothing but the lengths, so splits are the same
+// in each run.
 #pragma once
 
 #include "ptx/reduce.cuh"
@@ -19,14 +22,14 @@
 namespace attune::scheduler {
 
 constexpr int kOverheadTiles = 2;  // of a work tile: an estimate
-constexpr int kCombineTiles = 4;   // of combining a few row blocks, likewise
+constexpr int kCombineTiles = 4;   // of combining a few row blocks: an estimate
 constexpr int kMaxRowBlocks = kThreads, kMaxGroups = 256, kMaxTiles = 1 << 21;
 static_assert(kMaxTiles <= 1 << (31 - 10) && kMaxRowBlocks == 1 << 10, "a length and a number are one word");
 
 enum Balance { kUnchanged, kWhole, kStreamK };
 
-// Chooses stream-K ranges; or whole blocks, taken dynamically; or what persistent.cu does otherwise. split_size: tiles
-// of the longest split then, which is for one round where there are fewer row blocks than groups.
+// Chooses stream-K ranges; or whole row blocks, taken dynamically; or leaves it to persistent.cu. split_size: tiles of
+// the longest split in the last case, for one round if there are fewer row blocks than groups.
 __device__ __forceinline__ Balance choose_balance(const WorkTileParams& p, int num_blocks, long long total,
                                                   int max_cost, int split_size) {
   const bool splits_all = num_blocks * p.num_head_tiles < p.num_blocks;
@@ -37,7 +40,7 @@ __device__ __forceinline__ Balance choose_balance(const WorkTileParams& p, int n
   const auto tiles = static_cast<int>(total);
   const long long now =
       splits_all ? split_size : static_cast<long long>(max_cost) * ((num_blocks + groups - 1) / groups);
-  // Fewer row blocks than groups are all split, and combined.
+  // With fewer row blocks than groups all are split and combined.
   const int combine_cost = splits_all ? 2 + p.heads_of_tile * p.tokens_of_tile / 8 : kCombineTiles;
   if (16 * now * groups > 17 * tiles + 16 * combine_cost * groups) return kStreamK;
   return splits_all ? kUnchanged : kWhole;
@@ -45,7 +48,7 @@ __device__ __forceinline__ Balance choose_balance(const WorkTileParams& p, int n
 
 struct BalanceState {
   int order[kMaxRowBlocks];  // row blocks, longest first
-  int last[kMaxRowBlocks];   // of streamed blocks: the range of their last split
+  int last[kMaxRowBlocks];   // of streamed row blocks: the range of their last split
   int begin[kMaxGroups];     // of ranges, in the stream
   int range[kMaxGroups];     // of a group, or -1
   int most;                  // tiles of the longest group where all blocks stay whole
@@ -62,7 +65,7 @@ __device__ __forceinline__ int block_sum(int x, BalanceState& state) {
   return state.sum;
 }
 
-// The last range that begins at tile x of the stream or before.
+// The last range that begins at or before tile x of the stream.
 __device__ __forceinline__ int range_at(const BalanceState& state, int num_ranges, int x) {
   int low = 0, high = num_ranges - 1;
 #pragma unroll 1
@@ -77,10 +80,10 @@ __device__ __forceinline__ int range_at(const BalanceState& state, int num_range
   return low;
 }
 
-// The group at a place of a round, and the place of a group: rounds alternate their direction.
+// Converts between a group and its position in a round; rounds alternate their direction.
 __device__ __forceinline__ int snake_index(int round, int groups, int i) { return round % 2 == 0 ? i : groups - 1 - i; }
 
-// Tiles of this thread's group in `rounds` rounds of blocks, starting with the first-th in order.
+// The tiles of this thread's group in `rounds` rounds of row blocks, from the first-th row block in order.
 __device__ __forceinline__ int group_load(const BalanceState& state, const SharedStorage& shared, int num_blocks,
                                           int groups, int first, int rounds) {
   const auto group = static_cast<int>(threadIdx.x);
@@ -94,14 +97,15 @@ __device__ __forceinline__ int group_load(const BalanceState& state, const Share
   return load;
 }
 
-// sequences_each: counted by each thread. Returns the number of groups with work. Their first work tiles come first.
+// sequences_each: how many each thread counted. Returns the number of groups with work. Their first work tiles come
+// first.
 template <int kKeys, bool kSparse>
 __device__ __forceinline__ int list_balanced(const WorkTileParams& p, int sequences_each, int num_blocks,
                                              SharedStorage& shared) {
   __shared__ BalanceState state;
   const int thread = static_cast<int>(threadIdx.x), groups = p.num_blocks / p.num_head_tiles;
   const bool has = thread < num_blocks;
-  // Longest first; ties by index. The sort key decreases along the order.
+  // Longest first, ties by index: the sort key decreases along the order.
   const unsigned key = has ? shared.cost[thread] * kMaxRowBlocks + kMaxRowBlocks - 1 - thread : 0;
   shared.bucket[thread] = static_cast<int>(key);
   if (thread == 0) state.most = 0;
@@ -117,7 +121,7 @@ __device__ __forceinline__ int list_balanced(const WorkTileParams& p, int sequen
     state.order[before] = thread;
   }
   __syncthreads();
-  // From here on, each thread has the row block with its own place in the order.
+  // From here on each thread has the row block at its own position in the order.
   const int block = has ? state.order[thread] : 0, tiles = has ? shared.cost[block] : 0;
   int target = (block_sum(has ? tiles + kOverheadTiles : 0, state) + groups - 1) / groups;
   int rounds = (num_blocks + groups - 1) / groups, too_long = 0;
@@ -130,9 +134,9 @@ __device__ __forceinline__ int list_balanced(const WorkTileParams& p, int sequen
     load = group_load(state, shared, num_blocks, groups, too_long, rounds);
   }
 
-  // The stream, and the ranges of it that groups need to reach the target.
+  // The stream, and the ranges of it that bring each group to the target.
   const bool is_streamed = has && (thread < too_long || thread >= too_long + rounds * groups);
-  const int number = thread < too_long ? thread : thread - rounds * groups;  // place in the stream
+  const int number = thread < too_long ? thread : thread - rounds * groups;  // position in the stream
   const int num_streamed = max(num_blocks - rounds * groups, 0);
   long long before;
   const auto stream = static_cast<int>(sum_of_block(is_streamed ? tiles + kOverheadTiles : 0, shared, before));
@@ -164,11 +168,12 @@ __device__ __forceinline__ int list_balanced(const WorkTileParams& p, int sequen
   const bool follows = is_streamed && number > 0 && state.last[number - 1] == first;
   const bool is_followed = is_streamed && number + 1 < num_streamed &&
                            range_at(state, num_ranges, end + kOverheadTiles + p.fewest_tiles - 1) == last;
-  // ranges in use: the last ones may be empty
+  // Ranges in use; the last ones may be empty.
   const int used = num_streamed > 0 ? state.last[num_streamed - 1] + 1 : 0;
   sum_of_block(follows ? 1 : 0, shared, before);
 
-  // Order of the work tiles: whole blocks by rounds; then the first of each range; then the others of ranges.
+  // The order of the work tiles: whole row blocks by rounds; then the first work tile of each range; then the others of
+  // ranges.
   const int num_whole_work_tiles = rounds * groups, others = num_whole_work_tiles + used + static_cast<int>(before);
   if (has) {
     const SequenceOfBlock at = find_sequence(p, sequences_each, shared, block);

@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The schedule of a batch: lists work tiles from the lengths on the device, longest first. Row blocks are split along
-// the keys where there are too few of them to fill the grid, or where one alone would take longer than all others.
-// Where splits for one round would leave much of the grid idle, there are shorter splits for several rounds, or
-// stream-K ranges (balanced.cuh).
+// The schedule of prefill and MLA: lists the work tiles of a batch on the device from its lengths, longest first. Row
+// blocks are split along the keys if there are too few of them to fill the grid, or if one alone would take longer than
+// all others. If splits for one round would leave much of the grid idle, there are shorter splits for several rounds,
+// or stream-K ranges (balanced.cuh).
 //
 //   row blocks of sequence b: ceil(num_q / tokens_of_tile);  cost of a row block: its tiles of keys;
 //   C = all tiles times head tiles;  ideal = C / blocks of the grid, a lower bound for any schedule
 //
-// One thread block. Each thread sums consecutive sequences, and a scan places them. Then each thread finds the
-// sequences of its row blocks by binary search. Work tiles are sorted by counting. Their order within a cost differs
-// between runs, and no result depends on it. One schedule serves every layer with the same lengths.
+// Grid: one thread block of 1,024 threads. Each thread sums consecutive sequences, and a scan places them. Then each
+// thread finds the sequences of its row blocks by binary search. Work tiles are sorted by counting. Their order within
+// a cost differs between runs, but no result depends on it. One schedule serves every layer with the same lengths.
 //
-// Where the host knows that all sequences are the same and unsplit, the index of a work tile follows from its row
-// block. The last blocks, which see most keys, come first. Such a list is computed before the previous kernels have
-// ended.
+// If the host knows that all sequences are equal and unsplit, the index of a work tile follows from its row block. The
+// last row blocks, which see most keys, come first. Such a list is computed before the previous kernels have ended.
 //
-// The code runs about once, so instruction fetches dominate: all passes are one loop, their common code appears once,
-// and nothing is unrolled.
+// The code runs about once, so instruction fetches dominate its time: all passes are one loop, their common code
+// appears once, and nothing is unrolled.
 #include "common/stamp.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/reduce.cuh"
@@ -28,7 +27,7 @@ namespace attune::scheduler {
 constexpr int kKeys = ATTUNE_KEYS;
 constexpr bool kSparse = ATTUNE_SPARSE != 0, kBalanced = ATTUNE_BALANCED != 0;
 constexpr int kL2Bytes = 32 << 20;        // for keys
-constexpr int kMostKeys = kL2Bytes / 32;  // a thread's limit: a key has two rows of 16 bytes or more
+constexpr int kMostKeys = kL2Bytes / 32;  // a limit for each thread: a key has two rows of 16 bytes or more
 static_assert(1ll * kMostKeys * kThreads < 1ll << 31, "keys of all threads are summed in 31 bits");
 
 enum Pass { kSequences, kCosts, kCounts, kAssign };
@@ -47,8 +46,8 @@ __device__ __forceinline__ int choose_split_size(const WorkTileParams& p, int nu
   const unsigned even_share = (static_cast<unsigned>(cost) - 1) / static_cast<unsigned>(p.num_blocks) + 1;
   const int ideal = max(static_cast<int>(even_share), p.fewest_tiles);
   if (num_blocks > kThreads || static_cast<long long>(num_blocks) * p.num_head_tiles >= p.num_blocks) return ideal;
-  // Few blocks: tests them all for the shortest split with which one round takes all splits. A larger size never makes
-  // more splits: the warps try every 32nd of 1,024 sizes, then those up to the first that fits.
+  // There are few row blocks: searches for the shortest split size with which one round takes all splits. A larger size
+  // never makes more splits, so the warps try every 32nd of 1,024 sizes, then those up to the first that fits.
   const int step = (max_cost - ideal + kThreads - 2) / (kThreads - 1);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int fit = kThreads - 1;
@@ -66,9 +65,9 @@ __device__ __forceinline__ int choose_split_size(const WorkTileParams& p, int nu
   }
   const int at_once = min(ideal + fit * step, max_cost);
   if constexpr (kBalanced) return at_once;
-  // Lengths so different that one round would leave the grid idle: shorter splits in several rounds, longest first.
-  // Their size is two thirds of the ideal, or the ideal, if at most as many splits as blocks take more than half of the
-  // target time, and at most twice as many a third.
+  // The lengths differ so much that one round would leave the grid idle: shorter splits in several rounds, longest
+  // first. Their size is two thirds of the ideal, or the ideal, if at most as many splits as there are blocks take more
+  // than half of the target time, and at most twice as many take more than a third.
   const int aim = at_once - at_once / 8 - 4;
   if (ideal + ideal / 4 >= aim) return at_once;
   const auto shorter = [&] { return max((2 * ideal + 2) / 3, p.fewest_tiles); };
@@ -105,7 +104,7 @@ __device__ __forceinline__ void finish_list(const WorkTileParams& p, int total_k
   p.list->stamp = stamp;
 }
 
-// Lengths that the host knows.
+// Lists row blocks of lengths that the host knows.
 __device__ __forceinline__ void list_uniform(const WorkTileParams& p) {
   __shared__ unsigned stamp;
   const int num_work_tiles = p.blocks_each * p.batch, thread = static_cast<int>(threadIdx.x);
@@ -142,7 +141,7 @@ __device__ __forceinline__ void list_all(const WorkTileParams& p) {
   __syncthreads();
   common::add_stamps<kSparse>(p, thread, kThreads, &shared.stamp);  // visible to all threads after the first sum
 
-  // Of the pass: this thread's sequences, then every 1,024th row block.
+  // The items of a pass: this thread's sequences, then every 1,024th row block.
   int begin = min(p.batch, thread * sequences_each), end = min(p.batch, begin + sequences_each), step = 1;
   int total_keys = 0, num_blocks = 0, num_work_tiles = 0, split_size = 1, shift = 0;
   bool balances = false;
@@ -154,14 +153,14 @@ __device__ __forceinline__ void list_all(const WorkTileParams& p) {
 #pragma unroll 1
     for (int i = begin; i < end; i += step) {
       WorkTile t{};
-      if (pass == kCounts && i < kThreads) {  // needs the cost only
+      if (pass == kCounts && i < kThreads) {  // needs nothing but the cost
         t.tile_end = shared.cost[i];
       } else {
         SequenceOfBlock at{i, 0};
         if (pass != kSequences) at = find_sequence(p, sequences_each, shared, i);
         const SequenceInfo s = read_sequence<kSparse>(p, at.batch);
         if (pass == kSequences) {
-          p.block_begin[i] = static_cast<int>(sum);  // from the thread's first sequence on
+          p.block_begin[i] = static_cast<int>(sum);  // counted from the thread's first sequence
           sum += s.row_blocks;
           keys = min(keys + min(s.num_keys, kMostKeys), kMostKeys);
           continue;
@@ -175,7 +174,7 @@ __device__ __forceinline__ void list_all(const WorkTileParams& p) {
         longest = max(longest, cost);
         continue;
       }
-      // Splits of a block have equal sizes, as far as possible: `longer` of them have one tile more.
+      // Splits of a row block have equal sizes, as far as possible: `longer` of them have one tile more.
       const int splits = num_splits_of(cost, split_size), size = cost / splits, longer = cost - size * splits;
       if (pass == kCounts) {
         atomicAdd(bucket_of(size), splits - longer);
@@ -241,7 +240,8 @@ extern "C" __global__ void __launch_bounds__(1024)
   } else {
     scheduler::list_all(p);
   }
-  // Not earlier: a kernel reads its first work tile as soon as it starts (tile_scheduler.cuh).
+  // Dependent kernels start here and not earlier: a kernel reads its first work tile as soon as it starts
+  // (tile_scheduler.cuh).
   ptx::fence_device();
   __syncthreads();
   ptx::allow_next_kernel();

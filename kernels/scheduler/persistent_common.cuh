@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared by the passes of the schedule: block-wide sums, the sequence of a row block, the splits of one.
+// What the passes of the persistent schedule share: block-wide sums, the sequence of a row block, its splits.
 #pragma once
 
 #include "scheduler/scan.cuh"
@@ -11,15 +11,15 @@ constexpr int kThreads = 1024, kWarps = kThreads / 32;
 static_assert(kWarps == 32, "a warp sums what the warps have summed");
 
 struct alignas(16) SharedStorage {
-  int end[kThreads];     // of each thread's sequences, in row blocks
-  int bucket[kThreads];  // work tiles of a cost, then the place of the next; or sort keys of row blocks
+  int end[kThreads];     // the row block after each thread's sequences
+  int bucket[kThreads];  // work tiles of a cost, then the index of the next one; or sort keys of row blocks
   int cost[kThreads];    // of the first row blocks
   long long warp[kWarps];
   int max_cost, first_fit, num_split_tiles, num_splits;
   unsigned stamp;
 };
 
-// The sum over all threads, and before this one. Synchronize before the next call.
+// The sum over all threads; `before` is the sum over the threads before this one. Synchronise before the next call.
 __device__ __forceinline__ long long sum_of_block(long long x, SharedStorage& shared, long long& before) {
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const long long inclusive = inclusive_sum_of_warp(x);
@@ -36,7 +36,7 @@ struct SequenceOfBlock {
 };
 __device__ __forceinline__ SequenceOfBlock find_sequence(const WorkTileParams& p, int sequences_each,
                                                          const SharedStorage& shared, int i) {
-  int thread = 0;  // the first whose sequences end after i
+  int thread = 0;  // the first thread whose sequences end after i
 #pragma unroll 1
   for (int step = kThreads / 2; step > 0; step /= 2) {
     if (shared.end[thread + step - 1] <= i) thread += step;
@@ -53,7 +53,7 @@ __device__ __forceinline__ SequenceOfBlock find_sequence(const WorkTileParams& p
   return x;
 }
 
-// Gives a row block its splits.
+// Reserves the splits of a row block.
 __device__ __forceinline__ void set_splits(const WorkTileParams& p, int splits, SharedStorage& shared, WorkTile& t) {
   t.num_splits = splits;
   if (splits == 1) return;

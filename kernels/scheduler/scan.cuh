@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefix sums, for the kernels that make schedules of lengths on the device.
+// Prefix sums for the schedule kernels.
 #pragma once
 
 namespace attune::scheduler {
 
-// The sum of x over this lane and those before it.
+// The sum of x over this lane and all lanes before it.
 __device__ __forceinline__ long long inclusive_sum_of_warp(long long x) {
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stream-K schedule of the decode kernel: cuts the key tiles of a batch into one range for each block, from lengths
-// on the device, and clears the blocks' counters.
+// The stream-K schedule of the decode kernel: cuts the key tiles of a batch into one range for each block, from the
+// lengths on the device, and clears the blocks' counters.
 //
 //   tiles(b) = groups of heads * row blocks(b) * key tiles(b);  total = sum over b
 //   range c  = tiles [first(c), first(c + 1)) of all sequences, one after the other
 //
-// One block runs, with few threads for a small batch: only its latency counts. Each thread sums a run of sequences, a
-// scan yields where runs end, and then each thread finds the sequences in which its ranges begin: by bisection over the
-// runs, then along one run. One schedule serves every layer with the same lengths.
+// Grid: one thread block, with few threads for a small batch, because only its latency counts. Each thread sums a run
+// of sequences, and a scan yields where runs end. Then each thread finds the sequences in which its ranges begin: by
+// bisection over the runs, then along one run. One schedule serves every layer with the same lengths.
 #include "common/stamp.cuh"
 #include "ptx/grid.cuh"
 #include "scheduler/scan.cuh"
@@ -24,7 +24,7 @@ struct Config {
 
 struct SharedStorage {
   long long warp_sum[Config::kWarps];
-  long long end[Config::kThreads];  // stream-K tile behind each thread's run of sequences
+  long long end[Config::kThreads];  // the stream-K tile after each thread's run of sequences
   unsigned stamp;
 };
 
@@ -49,8 +49,8 @@ __device__ __forceinline__ void scan_tiles(const AttentionParams& p, int run, Sh
   __syncthreads();
 }
 
-// The blocks that get work. Beside a prefill kernel: in proportion to decode's part of all work, and a margin, because
-// prefill takes the multiprocessors that are left or become free.
+// The number of blocks that get work. Beside a prefill kernel it is proportional to decode's fraction of all work, plus
+// a margin, because prefill takes the multiprocessors that are left or become free.
 __device__ __forceinline__ int blocks_to_use(const AttentionParams& p, long long total) {
   if (p.prompt_tiles == nullptr) return p.blocks;
   constexpr float kMargin = 1.35f;
@@ -64,7 +64,7 @@ __device__ __forceinline__ StreamKRange find_range(const AttentionParams& p, int
   const long long total = shared.end[Config::kThreads - 1];
   if (block >= partition.blocks) return {};
   const long long first = partition.first_tile(block);
-  int low = 0, high = Config::kThreads - 1;  // bisection for the first run that ends behind `first`
+  int low = 0, high = Config::kThreads - 1;  // bisection for the first run that ends after `first`
   while (low < high) {
     const int middle = (low + high) / 2;
     if (shared.end[middle] > first) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How stream-K cuts the tiles of a call into ranges. Pure arithmetic: every block computes which block has which tile.
+// How stream-K cuts the tiles of a call into ranges. This is pure arithmetic: every block computes which block has
+// which tile.
 #pragma once
 
 #include "scheduler/stream_k_sequence.cuh"
@@ -12,8 +13,8 @@ __device__ __forceinline__ long long divide(long long a, int b) {
   return a / b;
 }
 
-// Every block gets `each` tiles, the first `more` blocks one more. With fewer tiles than blocks the last blocks get
-// none, so the splits of an output tile always belong to consecutive blocks.
+// Every block gets `each` tiles, and the first `more` blocks one more. If there are fewer tiles than blocks, the last
+// blocks get none, so that the splits of an output tile always belong to consecutive blocks.
 struct StreamKPartition {
   long long each, more;
   int blocks;  // with tiles

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The walk over a block's stream-K range, split by split.
+// The walk over a block's stream-K range, one split at a time.
 #pragma once
 
 #include "scheduler/stream_k_partition.cuh"
@@ -16,7 +16,7 @@ __device__ __forceinline__ void advance(const AttentionParams& p, StreamKRange& 
   if (s.tiles_left <= 0) return;
   while (s.tile_in_sequence >= tiles_of_sequence(p, s.sequence)) {
     s.tile_in_sequence -= tiles_of_sequence(p, s.sequence);
-    if (s.batch + 1 >= p.batch) return;  // the schedule was made of other lengths
+    if (s.batch + 1 >= p.batch) return;  // the schedule was made for other lengths
     s.sequence = read_sequence<kTileKeys, kBlockRows>(p, ++s.batch);
   }
   const long long output_tile = divide(s.tile_in_sequence, s.sequence.num_tiles);
@@ -39,7 +39,7 @@ __device__ __forceinline__ void advance(const AttentionParams& p, StreamKRange& 
   s.live = 1;
 }
 
-// Advances a range in shared memory. This is rare and long, so a kernel has one copy of the code.
+// Advances a range in shared memory. The code is rare and long, so a kernel has one copy of it.
 template <int kTileKeys, int kBlockRows>
 __device__ __noinline__ void advance_in_place(const AttentionParams& p, StreamKRange& range) {
   StreamKRange s = range;
@@ -58,7 +58,7 @@ __device__ __forceinline__ StreamKRange start(const AttentionParams& p, long lon
   if (count <= 0) return s;
   s.sequence = read_sequence<kTileKeys, kBlockRows>(p, batch);
   if (p.whole_pairs) {
-    // An output tile belongs to the range of its first key tile.
+    // An output tile belongs to the range that has its first key tile.
     const int tiles = s.sequence.num_tiles,
               into = static_cast<int>(tile_in_sequence - divide(tile_in_sequence, tiles) * tiles);
     const int skipped = into == 0 ? 0 : tiles - into;

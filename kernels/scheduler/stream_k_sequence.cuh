@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the lengths on the device to a sequence: its queries, the keys that they may see, and the tiles of those.
+// From the lengths on the device to a sequence: its queries, the keys that they may see, and the tiles of those keys.
 #pragma once
 
 #include "common/masks.cuh"
@@ -17,7 +17,7 @@ __device__ __forceinline__ bool is_finished(const AttentionParams& p, int b) {
   return p.finished != nullptr && p.finished[b * p.finished_stride] != 0;
 }
 
-// Fills all fields of sequence b but q_begin and num_q, which are set. used: its entry of seqused_kv.
+// Fills all fields of sequence b except q_begin and num_q, which are set already. used: its entry of seqused_kv.
 template <int kTileKeys, int kBlockRows>
 __device__ __forceinline__ void complete_sequence(const AttentionParams& p, int b, int used, bool finished,
                                                   Sequence& s) {
@@ -67,7 +67,7 @@ __device__ __forceinline__ int head_lane(const AttentionParams& p) {
   return static_cast<int>(blockIdx.x) & (p.head_lanes - 1);
 }
 
-// Stream-K tiles of a sequence, in their order: groups of heads, row blocks, key tiles.
+// The stream-K tiles of a sequence. Their order: groups of heads, row blocks, key tiles.
 __device__ __forceinline__ long long tiles_of_sequence(const AttentionParams& p, const Sequence& s) {
   return static_cast<long long>(p.num_heads_kv / p.head_lanes) * s.row_blocks * s.num_tiles;
 }

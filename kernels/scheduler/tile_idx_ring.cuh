@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ring through which the first block of a cluster of two sends tile indices to the other by DSMEM
+// The ring through which the first block of a cluster of two sends tile indices to the other block by DSMEM
 // (tile_scheduler.cuh).
 //
-// Smem has kTileIdxSlots and, of entry n, tile_idx(n) and the barrier tile_idx_full(n), with one arrival.
+// Smem has kTileIdxSlots and, for entry n, tile_idx(n) and the mbarrier tile_idx_full(n), which takes one arrival.
 #pragma once
 
 #include "ptx/barrier.cuh"
@@ -11,7 +11,7 @@
 
 namespace attune::scheduler {
 
-// The distance from a shared address to the same place in the other block.
+// The distance from a shared address to the same offset in the other block.
 template <class Smem>
 __device__ __forceinline__ unsigned to_other_block(const Smem& smem) {
   return ptx::shared_in_block(smem.base, 1 - ptx::cluster_rank()) - smem.base;

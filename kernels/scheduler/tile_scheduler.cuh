@@ -10,15 +10,15 @@
 
 namespace attune::scheduler {
 
-constexpr int kNoMoreWork = -1;  // in place of a head tile
+constexpr int kNoMoreWork = -1;  // stored instead of a head tile
 
-// Called by one thread of the grid after its wait for the previous kernels: an acquire of `seen` also makes the list
-// visible. The release takes about as long as the first keys.
+// Called by one thread of the grid after its wait for the previous kernels. Whoever acquires `seen` also sees the list.
+// The release takes about as long as the load of the first keys.
 __device__ __forceinline__ void release_list(const kernels::WorkTileParams& p) {
   if (p.split_tiles != nullptr) ptx::store_release(&p.list->seen, 1);
 }
 
-// The barriers of the slots; readers: warps.
+// Initialises the mbarriers of the slots. readers: warps that read work tiles.
 template <class Smem>
 __device__ __forceinline__ void init_work_barriers(const Smem& smem, int readers) {
   for (int i = 0; i < kernels::kWorkSlots; ++i) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ void init_work_barriers(const Smem& smem, int readers
   }
 }
 
-// What a reading warp does. run(slot): one work tile.
+// The loop of a warp that reads work tiles. run(slot) computes one work tile.
 template <class Smem, class Run>
 __device__ __forceinline__ void run_work_tiles(const Smem& smem, const Run& run) {
   for (unsigned count = 0;; ++count) {
@@ -40,34 +40,34 @@ __device__ __forceinline__ void run_work_tiles(const Smem& smem, const Run& run)
   }
 }
 
-// kBeside: in a mixed batch, decode may still occupy part of the device. Then every work tile comes from the counter,
-// the first one too, so no work tile waits for a block that starts late.
+// kBeside: in a mixed batch decode may still occupy multiprocessors. Then every work tile comes from the counter,
+// including the first, so that no work tile waits for a block that starts late.
 //
 // A tile_idx numbers (work tile, head tile) pairs.
 //
-// Smem has work(slot), head_tile(slot), and the barriers work_full(slot), with kWorkVectors arrivals, and
+// Smem has work(slot), head_tile(slot), and the mbarriers work_full(slot), which takes kWorkVectors arrivals, and
 // work_empty(slot).
 //
-// kCluster: the blocks of a cluster take the same work tile, each with its own of kCluster neighbouring head tiles. The
-// first block takes tiles and sends them to the other by DSMEM (tile_idx_ring.cuh), the n-th in order.
+// kCluster: all blocks of a cluster take the same work tile, each a different one of kCluster neighbouring head tiles.
+// The first block takes tile indices and sends them to the other by DSMEM (tile_idx_ring.cuh), in order.
 //
 // kShort: for calls so short that the latency of the first work tile matters. All head tiles of a work tile go together
-// (bytes_of_key is 0). The list and the first work tile are read before the previous kernels have ended: the schedule,
-// which alone writes them, lets no other kernel start before. Where one round takes all work, the counter is not used.
-// Call first(), then look_ahead() once the previous kernels have ended. A work tile may name the next one of its block
-// (balanced.cuh).
+// (bytes_of_key is 0). The list and the first work tile are read before the previous kernels have ended: the schedule
+// kernel, which alone writes them, lets no other kernel start before it has. If one round takes all work, the counter
+// is not used. Call first(), then look_ahead() once the previous kernels have ended. A work tile may name the next one
+// of its block (balanced.cuh).
 template <class Smem, int kCluster = 1, bool kBeside = false, bool kShort = false>
 class TileScheduler {
   static_assert(!kBeside || kCluster == 1, "in a cluster the first tile is that of the index");
 
  public:
-  // 16-byte vectors of a work tile, one a lane.
+  // The 16-byte vectors of a work tile, one for each lane.
   static constexpr int kWorkVectors = sizeof(kernels::WorkTile) / 16;
 
   __device__ __forceinline__ TileScheduler(const kernels::WorkTileParams& p, const Smem& smem)
       : p_(p), smem_(smem), lane_(threadIdx.x % 32), next_(blockIdx.x / kCluster) {}
 
-  // The list, and the lane's vector of the work tile that is probably the first.
+  // The list header, and the lane's vector of the work tile that is probably the first.
   struct First {
     float4 list;
     uint4 vector;
@@ -94,8 +94,8 @@ class TileScheduler {
     if (kCluster == 1 && lane_ == 0) next_ = count_tile(num_tiles_);
   }
 
-  // Called by all lanes of the warp, in a loop. Returns the slot of the next work tile, or -1; the other warps find
-  // kNoMoreWork then. The work tile can be read until the slot is needed again.
+  // Called by all lanes of the warp, in a loop. Returns the slot of the next work tile, or -1, when the other warps
+  // find kNoMoreWork. The work tile stays valid until its slot is needed again.
   __device__ __forceinline__ int next() {
     if constexpr (kShort) return next_short();
     const bool first = count_ == 0;
@@ -108,11 +108,11 @@ class TileScheduler {
       publish(nullptr, kNoMoreWork);
       return -1;
     }
-    // All work tiles of the first few head tiles, then of the next.
+    // All work tiles of the first few head tiles come first, then those of the next few.
     const int section = tile_idx / (num_work_tiles * heads_at_a_time), first_head = section * heads_at_a_time;
     const int within = tile_idx - section * num_work_tiles * heads_at_a_time;
     const int heads = min(heads_at_a_time, head_tiles - first_head);
-    if (lane_ == 0 && rank() == 0) {  // ahead of time
+    if (lane_ == 0 && rank() == 0) {  // prefetches the index after this one
       next_ = count_tile(num_tiles);
       if constexpr (kCluster > 1) send_tile_idx(smem_, count_, static_cast<int>(next_));
     }
@@ -126,7 +126,7 @@ class TileScheduler {
 
  private:
   // After first(): the next work tile is the one that the current one names, or comes from the counter. All heads go
-  // together here, but with other arithmetic than above the producers of packed rows spill.
+  // together here; with the arithmetic of next() the producers of packed rows spill.
   __device__ __forceinline__ int next_short() {
     const int current = static_cast<int>((count_ - 1) % kernels::kWorkSlots);
     int work = smem_.work(current).next_work, head_tile = smem_.head_tile(current);
@@ -138,7 +138,7 @@ class TileScheduler {
       const int section = tile_idx / (num_work_tiles * heads_at_a_time), first_head = section * heads_at_a_time;
       const int within = tile_idx - section * num_work_tiles * heads_at_a_time;
       const int heads = min(heads_at_a_time, head_tiles - first_head);
-      if (kCluster == 1 && lane_ == 0) next_ = count_tile(num_tiles);  // ahead of time
+      if (kCluster == 1 && lane_ == 0) next_ = count_tile(num_tiles);  // prefetches the index after this one
       work = within / heads, head_tile = (first_head + within % heads) * kCluster + rank();
     }
     return publish(p_.work_tiles + work, head_tile);
@@ -152,13 +152,14 @@ class TileScheduler {
   __device__ __forceinline__ static bool has_one_round(int num_tiles) {
     return kShort && num_tiles <= static_cast<int>(gridDim.x / kCluster);
   }
-  // The last arrival resets the counter to 0.
+  // Takes the next index from the counter. The last arrival resets the counter to 0.
   __device__ __forceinline__ unsigned count_tile(int num_tiles) {
     if (has_one_round(num_tiles)) return num_tiles;
-    const unsigned known = is_beside() ? 0 : gridDim.x / kCluster;  // static tiles, one for each block or cluster
+    // tiles that need no counter: one for each block or cluster
+    const unsigned known = is_beside() ? 0 : gridDim.x / kCluster;
     return known + ptx::count_arrival(&p_.list->next_tile, num_tiles - 1 + (is_beside() ? gridDim.x : 0));
   }
-  // In a cluster, the first block takes it.
+  // In a cluster, the first block takes the index and sends it.
   __device__ __forceinline__ int next_tile_idx(int num_tiles) {
     if constexpr (kCluster == 1) {
       return __shfl_sync(0xffffffffu, static_cast<int>(next_), 0);
@@ -186,13 +187,13 @@ class TileScheduler {
   __device__ __forceinline__ uint4 load_vector(const kernels::WorkTile* from) const {
     return lane_ < kWorkVectors ? load_vector_of(from, lane_) : uint4{};
   }
-  // loaded: `vector` is the lane's vector of the work tile.
+  // loaded: `vector` is already the lane's vector of the work tile.
   __device__ __forceinline__ int publish(const kernels::WorkTile* from, int head_tile, bool loaded = false,
                                          uint4 vector = {}) {
     const int to = slot();
     if (from != nullptr && !loaded) vector = load_vector(from);
     ptx::wait_phase(smem_.work_empty(to), phase() ^ 1);
-    __syncwarp();  // the arrivals of some lanes complete the full barrier: consumers may already release the slot
+    __syncwarp();  // the arrivals of some lanes complete the full barrier: consumers may release the slot already
     if (lane_ < kWorkVectors) {
       reinterpret_cast<uint4*>(&smem_.work(to))[lane_] = vector;
       if (lane_ == 0) smem_.head_tile(to) = head_tile;
@@ -203,16 +204,16 @@ class TileScheduler {
     return to;
   }
 
-  // The slot of the next work tile, and the phase of its barriers.
+  // The slot of the next work tile, and the phase of its mbarriers.
   __device__ __forceinline__ int slot() const { return static_cast<int>(count_ % kernels::kWorkSlots); }
   __device__ __forceinline__ unsigned phase() const { return count_ / kernels::kWorkSlots % 2; }
 
   const kernels::WorkTileParams& p_;
   const Smem& smem_;
   const int lane_;
-  unsigned next_;       // of lane 0
-  int num_tiles_ = 0;   // after first()
-  unsigned count_ = 0;  // of work tiles
+  unsigned next_;       // lane 0 only: the prefetched index
+  int num_tiles_ = 0;   // set by first()
+  unsigned count_ = 0;  // work tiles so far
 };
 
 }  // namespace attune::scheduler

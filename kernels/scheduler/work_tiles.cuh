@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What follows from the lengths on the device: the sequences, the keys that a block of rows may see, and the tiles of
-// these keys.
+// those keys.
 #pragma once
 
 #include "common/masks.cuh"
@@ -16,11 +16,11 @@ using common::int_at;
 struct SequenceInfo {
   long long q_begin, q_row, kv_row;  // as in WorkTile
   int num_q, num_cached, num_keys;
-  int skipped;     // rows become zero, or stay as they are
-  int row_blocks;  // 0: nothing to do
+  int skipped;     // rows become zero, or keep their contents
+  int row_blocks;  // 0: no work
 };
 
-// kSparse: rows attend to entries of lists, not to the keys of a sequence.
+// kSparse: rows attend to the entries of lists, not to the keys of a sequence.
 template <bool kSparse = false>
 __device__ __forceinline__ SequenceInfo read_sequence(const WorkTileParams& p, int b) {
   SequenceInfo s{};
@@ -54,13 +54,13 @@ __device__ __forceinline__ SequenceInfo read_sequence(const WorkTileParams& p, i
   return s;
 }
 
-// Keys [first, end) that a position may see by causality and windows. num_keys is at least the position.
+// The keys [first, end) that a position may see by causality and windows. num_keys is at least the position.
 __device__ __forceinline__ int first_visible(const WorkTileParams& p, int position) {
   const int left = static_cast<int>(p.window_left);
   return left >= 0 ? max(max(position, 0) - left, 0) : 0;
 }
 __device__ __forceinline__ int end_visible(const WorkTileParams& p, int num_keys, int position) {
-  // negative: no limit, a large unsigned number
+  // A negative window_right has no limit: it becomes a large unsigned number.
   const unsigned right = p.causal ? 0 : static_cast<unsigned>(p.window_right);
   return max(position + 1 + static_cast<int>(min(right, static_cast<unsigned>(num_keys - 1 - position))), 0);
 }
@@ -87,13 +87,13 @@ struct KeyTiles {
   }
 };
 
-// Tiles begin .. end - 1.
+// Tiles [begin, end).
 struct TileSpan {
   int begin, end;
   __device__ __forceinline__ bool has(int i) const { return begin <= i && i < end; }
 };
 
-// One tile: of its keys from `start` on, [low, high) are read.
+// One tile, whose keys begin at `start`. Only its keys [low, high) are read.
 struct Tile {
   int start, low, high;
   bool cached;
@@ -108,17 +108,17 @@ __device__ __forceinline__ Tile tile_at(const WorkTile& t, const KeyTiles<kKeys,
   return x;
 }
 
-// Entries of a list that are in use. row: of q.
+// The number of entries of a list that are in use. row: of q.
 __device__ __forceinline__ int entries_in_use(const kernels::SlotList& list, int b, long long row) {
   if (list.indices == nullptr || list.length.data == nullptr) return list.indices == nullptr ? 0 : list.topk;
   return clamp_int(int_at(list.length, list.length_by_row ? row : b), 0, list.topk);
 }
-// The list of a work tile's only token.
+// The list of a work tile with one token.
 __device__ __forceinline__ const int* entries_of(const kernels::SlotList& list, const WorkTile& t, int kv_head) {
   return list.indices + t.batch * list.batch_stride + (t.q_begin + t.token_begin) * list.row_stride +
          kv_head * list.head_stride;
 }
-// The row of q, counted over all sequences.
+// The row of q, numbered over all sequences.
 __device__ __forceinline__ long long row_of_token(const WorkTileParams& p, const WorkTile& t, int token) {
   return (p.cu_seqlens_q.data != nullptr ? t.q_begin : static_cast<long long>(t.batch) * p.fixed_q) + token;
 }
@@ -136,7 +136,8 @@ __device__ __forceinline__ WorkTile rows_of_block(const WorkTileParams& p, const
   if (t.end_key <= t.first_key) t.first_key = t.end_key = 0;
   return t;
 }
-// Gives a block all its tiles as one split. A block that sees nothing has a tile without keys: no special case.
+// Gives a row block all its tiles as one split. A row block that sees nothing has one tile without keys, so that
+// kernels need no special case.
 template <int kKeys>
 __device__ __forceinline__ void take_all_tiles(WorkTile& t) {
   t.num_splits = 1;
@@ -144,7 +145,7 @@ __device__ __forceinline__ void take_all_tiles(WorkTile& t) {
 }
 
 // A whole row block as a work tile with one split. In sparse attention its keys are the entries of its token's lists,
-// and those of the first list count as cached.
+// and entries of the first list count as cached keys.
 template <int kKeys, bool kSparse = false>
 __device__ __forceinline__ WorkTile block_work(const WorkTileParams& p, const SequenceInfo& s, int b, int block) {
   WorkTile t = rows_of_block(p, s, b, block);
@@ -166,7 +167,7 @@ __device__ __forceinline__ WorkTile block_work(const WorkTileParams& p, const Se
   }
   if (s.skipped) {
     t.first_key = t.end_key = 0;
-    if constexpr (kSparse) t.num_cached = 0;  // entries
+    if constexpr (kSparse) t.num_cached = 0;  // so far: entries
   }
   take_all_tiles<kKeys>(t);
   return t;
