@@ -8,9 +8,9 @@
 
 namespace attune::rows {
 
-using Mla = common::MlaRow<kFormat == 584 ? 584 : 656>;  // where kFormat is not 0
+using Mla = common::MlaRow<kFormat == 584 ? 584 : 656>;  // 0 has no packed row: any one will do
 
-// Sets address.cache and address.scales to head 0 at slots k and v. No slot: they stay null.
+// Sets address.cache and address.scales to head 0 at slots k and v. They stay null if there is no slot.
 template <class Params, class Addresses>
 __device__ __forceinline__ void set_slot_addresses(const Params& p, const Slot& k, const Slot& v, Addresses& address) {
   if (k.page < 0) return;

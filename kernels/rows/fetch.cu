@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of a cache to dense rows: dequantise, gather.
+// Reads rows of a cache into dense rows: dequantise and gather.
 //
-// Maths. x = code * scale in fp32, rounded once to the dense type; a token that the cache does not hold is zeros.
+// Maths: x = code * scale in fp32, rounded once to the dense type. A token that the cache does not hold becomes zeros.
 //
-// Tiles and order as in store.cu, but without exchanges between the threads of a row: one thread a token computes its
-// addresses, then each thread loads its runs of ATTUNE_ROWS rows before it converts and stores them.
+// Tiles and order are those of store.cu, but the threads of a row exchange nothing: one thread for each token computes
+// its addresses; then each thread loads its runs of ATTUNE_ROWS rows before it converts and stores them.
 #include "ptx/grid.cuh"
 #include "rows/scales.cuh"
 
@@ -15,9 +15,9 @@ using common::RawRun;
 
 constexpr bool kCopies = kFormat == 0 && kScales == 0 && kRowType != 0 && kRowType == kCacheType;
 
-// Rows of head 0 of a token.
+// The addresses of head 0 of a token.
 struct TokenAddresses {
-  const char* cache[2];   // of K and V; null: not in the cache, so zeros
+  const char* cache[2];   // of K and V; null: not in the cache, becomes zeros
   const char* scales[2];  // of the row; packed formats: of the token
   char* out[2];           // null: not written
 };
@@ -32,11 +32,11 @@ __device__ __forceinline__ TokenAddresses addresses_of(const FetchParams& p, lon
   return address;
 }
 
-// A row in flight.
+// A row whose loads are in flight.
 struct Row {
   int of_v;
-  char* out;       // null: there is none
-  bool in_cache;   // else it is zeros
+  char* out;       // null: no such row
+  bool in_cache;   // otherwise the row becomes zeros
   float scale[kUnits][2];
   RawRun<kWidth> raw[kUnits][2];
 };
@@ -45,7 +45,7 @@ __device__ __forceinline__ void start_row(const FetchParams& p, const TokenAddre
                                           bool live, Row& r) {
   r.of_v = j >= p.heads ? 1 : 0;
   const int head = r.of_v ? j - p.heads : j;
-  // Selects between loaded values, not between addresses of shared memory.
+  // Selects between loaded values, because selecting between addresses would load from shared memory twice.
   r.out = !live ? nullptr : r.of_v ? address.out[1] : address.out[0];
   r.in_cache = false;
   if (r.out == nullptr) return;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Partial results merged by lse.
+// Merges partial results of attention by their lse (attune_merge).
 //
-// Maths. m = max lse_i; D = sum exp(lse_i - m) [+ exp(sink - m)]; out = sum exp(lse_i - m) / D * out_i in the order of
-// the parts; lse = m + log(sum exp(lse_i - m)). A part with lse = -inf is ignored, whatever its out holds. Exponentials
-// and their sum are doubles, the sum of outputs is fp32: as on the CPU.
+// Maths: m = max lse_i; D = sum exp(lse_i - m) [+ exp(sink - m)]; out = sum exp(lse_i - m) / D * out_i, in the order of
+// the partial results i; lse = m + log(sum exp(lse_i - m)). A partial result with lse = -inf is ignored, whatever its
+// out holds. Exponentials and their sum are doubles and the sum of outputs is fp32, as on the CPU.
 //
-// Tiles. ATTUNE_LANES threads take a (row, head): one part each to compute the scales exp(lse_i - m), then runs of
-// ATTUNE_WIDTH columns of all parts. Sums go in the order of the parts, so every thread repeats them.
+// Tiles: ATTUNE_LANES threads take a (row, head). Each computes the scale exp(lse_i - m) of one partial result; then
+// each takes runs of ATTUNE_WIDTH columns of all partial results. Sums go in the order of the partial results, so every
+// thread repeats them.
 #include "common/run.cuh"
 #include "ptx/grid.cuh"
 #include "rows/rows_params.h"
@@ -30,7 +31,7 @@ struct OutputRow {
 
 __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
 
-// The lse of this lane's part among those from base on; -inf past the last.
+// The lse of this lane's partial result among those from `base` on; -inf after the last.
 __device__ __forceinline__ float lane_lse(const MergeParams& p, const OutputRow& l, long long base) {
   const long long part = base + l.lane;
   if (part >= p.parts) return minus_infinity();
@@ -45,7 +46,7 @@ __device__ __forceinline__ int parts_from(const MergeParams& p, long long base) 
 }
 
 __device__ __forceinline__ void merge_row(const MergeParams& p, const OutputRow& l) {
-  // The maximum ignores NaN, which enters the sum.
+  // The maximum ignores NaN; the sum does not.
   float largest = minus_infinity();
   bool seen = false;
   for (long long base = 0; base < p.parts; base += kLanes) {
@@ -89,7 +90,7 @@ __device__ __forceinline__ void merge_row(const MergeParams& p, const OutputRow&
     for (int k = 0; k < kWidth; ++k) x[k] = 0;
     for (long long base = 0; base < p.parts; base += kLanes) {
       if (p.parts > kLanes) lse = lane_lse(p, l, base), lse_scale = lse_scale_of(lse, m);
-      // -1 marks a part to be ignored; scales are not negative.
+      // -1 marks a partial result that is ignored; scales are not negative.
       const float own = lse == minus_infinity() ? -1.0f : static_cast<float>(lse_scale / denominator);
       const int count = parts_from(p, base);
 #pragma unroll 4
@@ -118,7 +119,7 @@ __device__ __forceinline__ void merge_row(const MergeParams& p, const OutputRow&
 
 }  // namespace attune::rows
 
-// Two blocks a multiprocessor: without the bound the compiler spills on other GPUs than Hopper.
+// Two blocks for each multiprocessor: without this bound the compiler spills on GPUs other than Hopper.
 #if __CUDA_ARCH__ == 900
 #define ATTUNE_MERGE_BOUNDS attune::kernels::kRowsThreads
 #else

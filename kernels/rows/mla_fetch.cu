@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tokens of a packed MLA cache to dense rows: dequantise, gather. Rows are vectors (fetch.cu takes all others).
+// Reads tokens of a packed MLA cache into dense rows: dequantise and gather. Dense rows must allow vectors; fetch.cu
+// takes all other rows.
 //
-// Maths. x = code * scale of its group in fp32, rounded once to the dense type; the last 64 channels are bf16; a token
-// that the cache does not hold is zeros.
+// Maths: x = code * scale of its group in fp32, rounded once to the dense type; the last 64 channels are bf16. A token
+// that the cache does not hold becomes zeros.
 //
-// Tiles. A block takes tile tokens, a warp kRows of them at a time; lanes exchange nothing.
+// Tiles: a block takes `tile` tokens, a warp kRows of them at a time. Lanes exchange nothing.
 #include "ptx/grid.cuh"
 #include "rows/mla_row.cuh"
 
@@ -12,9 +13,9 @@ namespace attune::rows {
 
 using kernels::FetchParams;
 
-constexpr int kRows = common::element_size(kRowType) == 4 ? 1 : 2;  // tokens that a warp has in flight
+constexpr int kRows = common::element_size(kRowType) == 4 ? 1 : 2;  // tokens in flight in a warp
 
-// A token in flight.
+// A token whose loads are in flight.
 struct Row {
   PackedAddresses address;
   RawRun<kRun> raw[kRuns];

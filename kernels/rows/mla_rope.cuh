@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// RoPE of the last 64 channels of a row, the bf16 part of packed rows, in runs of 8 channels of 8 neighbouring lanes.
+// RoPE of the last 64 channels of a row, the bf16 channels of packed rows: eight neighbouring lanes have a run of 8
+// each.
 #pragma once
 
 #include "common/prologue_row.cuh"
@@ -8,8 +9,8 @@ namespace attune::rows {
 
 constexpr int kTail = 64, kTailLanes = kTail / 8;
 
-// Cosines and sines of run `run` (0..7) of the tail: of its 4 pairs where they are interleaved, else of its 8 channels,
-// whose partners are 4 lanes away.
+// Cosines and sines of run `run` (0..7) of the last 64 channels: of its 4 pairs if pairs are interleaved; otherwise of
+// its 8 channels, whose partners are 4 lanes away.
 struct TailRope {
   float c[8], s[8];
   bool rotates;
@@ -31,7 +32,7 @@ __device__ __forceinline__ void load_tail_rope(bool interleaved, const float* ta
   }
 }
 
-// Shuffles: all lanes of the warp must call it.
+// Has shuffles: all lanes of the warp must call it.
 __device__ __forceinline__ void rotate_tail(bool interleaved, const TailRope& r, int run, float (&x)[8]) {
   if (interleaved) {
 #pragma unroll

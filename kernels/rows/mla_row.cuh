@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A token of a packed MLA cache in the registers of a warp: runs of 8 channels, neighbouring lanes on neighbouring
+// A token of a packed MLA cache in the registers of a warp, in runs of 8 channels. Neighbouring lanes have neighbouring
 // runs, so that a warp reads and writes whole sectors.
 #pragma once
 
@@ -14,10 +14,10 @@ constexpr int kRowType = ATTUNE_ROW_TYPE;  // of dense rows: float32, float16, b
 using Mla = common::MlaRow<kFormat>;
 using common::RawRun;
 
-constexpr int kRun = 8, kStep = 32 * kRun;  // channels of a lane and of a warp at a time
+constexpr int kRun = 8, kStep = 32 * kRun;  // channels of a run; of a warp's step
 constexpr int kRuns = (Mla::kHeadDim + kStep - 1) / kStep;
-constexpr int kCodeRuns = (Mla::kNope + kStep - 1) / kStep;  // of them, e4m3 ones
-constexpr int kGroupLanes = Mla::kGroup / kRun;              // that share a scale
+constexpr int kCodeRuns = (Mla::kNope + kStep - 1) / kStep;  // runs of e4m3 channels
+constexpr int kGroupLanes = Mla::kGroup / kRun;              // lanes that share a scale
 constexpr int kStepGroups = kStep / Mla::kGroup;
 constexpr int kWarps = kernels::kRowsThreads / 32;
 
@@ -28,7 +28,7 @@ __device__ __forceinline__ constexpr int channel_of(int lane, int run) { return 
 // The addresses of a token.
 struct PackedAddresses {
   char* dense;   // null: the token is skipped
-  char* row;     // in the cache; null: not there
+  char* row;     // in the cache; null: the cache does not hold it
   char* scales;  // of the token
 };
 
@@ -43,7 +43,7 @@ __device__ __forceinline__ char* dense_row(const kernels::RowTensor& t, long lon
   return t.data + outer * t.outer_stride + inner * t.row_stride;
 }
 
-// Tells the compiler that an address, which was loaded from shared memory, is one of global memory.
+// Tells the compiler that an address loaded from shared memory points to global memory.
 __device__ __forceinline__ char* global(char* at) {
   __builtin_assume(__isGlobal(at));
   return at;

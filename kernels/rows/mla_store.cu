@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dense rows to a packed MLA cache: append, quantise, and qkv_prepare where its prologue is RoPE on the last 64
-// channels of k, and of q in place. Rows are vectors; store.cu takes all others, and any other prologue.
+// Stores dense rows to a packed MLA cache: append, quantise, and qkv_prepare if its prologue is RoPE on the last 64
+// channels of k, and of q in place. Rows must allow vectors; store.cu takes all other rows and prologues.
 //
-// Maths. docs/semantics.md, "Caches": a group's scale is computed from its largest magnitude, codes are e4m3 of x /
+// Maths: docs/semantics.md, "Caches". A group's scale is computed from its largest magnitude, codes are e4m3 of x /
 // scale, the last 64 channels are bf16.
 //
-// Tiles. A block takes tile tokens, a warp kRows of them at a time; a group's lanes compute its scale by shuffles. Then
+// Tiles: a block takes `tile` tokens, a warp kRows of them at a time; a group's lanes compute its scale by shuffles.
+// Then rows of q: 8 lanes take the 64 rotary channels, a warp takes kHeads heads of a token.
 // rows of q: 8 lanes take the 64 rotary channels, a warp takes kHeads heads of a token.
 #include "common/lanes.cuh"
 #include "ptx/grid.cuh"
@@ -17,8 +18,8 @@ namespace attune::rows {
 using kernels::StoreParams;
 
 constexpr bool kPrepare = ATTUNE_PREPARE != 0;
-constexpr int kRows = kPrepare || common::element_size(kRowType) == 4 ? 1 : 2;  // tokens that a warp has in flight
-constexpr int kHeads = 16;                                                    // of q that a warp takes at a time
+constexpr int kRows = kPrepare || common::element_size(kRowType) == 4 ? 1 : 2;  // tokens in flight in a warp
+constexpr int kHeads = 16;                                                    // heads of q that a warp takes at a time
 static_assert(Mla::kHeadDim - Mla::kNope == kTail, "the channels that are not quantised are the rotary ones");
 
 struct TokenAddresses {
@@ -42,7 +43,7 @@ __device__ __forceinline__ TokenAddresses addresses_of(const StoreParams& p, lon
   return address;
 }
 
-// A token in flight.
+// A token whose loads are in flight.
 struct Row {
   PackedAddresses address;
   RawRun<kRun> raw[kRuns];
@@ -59,15 +60,15 @@ __device__ __forceinline__ void start_row(const StoreParams& p, const TokenAddre
       r.raw[i] =
           common::load_run<kRun>(kRowType, global(address.k.dense + d * common::element_size(kRowType)), 0, true);
   }
-  // The tail begins at a lane that is a multiple of 8.
+  // The last 64 channels begin at a lane that is a multiple of 8.
   if constexpr (kPrepare) load_tail_rope(p.prologue.interleaved != 0, address.rope, lane % kTailLanes, r.rope);
 }
 
-// Shuffles: all lanes of the warp must call it, with the same token.
+// Has shuffles: all lanes of the warp must call it, with the same token.
 __device__ __forceinline__ void convert_and_store_row(const StoreParams& p, const Row& r, int lane) {
   if (r.address.row == nullptr) return;
   const bool power_of_two = p.cache.power_of_two_scales != 0;
-  float of_step[kCodeRuns];  // scales
+  float of_step[kCodeRuns];  // the scale of each step
 #pragma unroll
   for (int i = 0; i < kRuns; ++i) {
     const int d = channel_of(lane, i);
@@ -95,7 +96,7 @@ __device__ __forceinline__ void convert_and_store_row(const StoreParams& p, cons
                               global(r.address.row + Mla::kRope + 2 * (d - Mla::kNope)), 2, true);
     }
   }
-  // A group's first lanes store one step each, so that all scales take one store instruction.
+  // The first lanes of a group store one step each, so that all scales take one store instruction.
   static_assert(kCodeRuns == 2 && kGroupLanes >= 2, "as many lanes as steps");
   const int step = lane % kGroupLanes, group = step * kStepGroups + lane / kGroupLanes;
   if (step < kCodeRuns && group < Mla::kGroups)
@@ -104,7 +105,7 @@ __device__ __forceinline__ void convert_and_store_row(const StoreParams& p, cons
 
 // RoPE on heads first .. first + kHeads - 1 of a token's q, in place.
 __device__ __forceinline__ void rotate_heads(const StoreParams& p, const TokenAddresses& address, int first, int lane) {
-  if (address.q == nullptr || address.rope == nullptr) return;  // the same for the whole warp
+  if (address.q == nullptr || address.rope == nullptr) return;  // warp-uniform
   constexpr int kAtOnce = 32 / kTailLanes, kSteps = kHeads / kAtOnce, kSize = common::element_size(kRowType);
   const int run = lane % kTailLanes;
   TailRope rope;

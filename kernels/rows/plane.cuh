@@ -11,11 +11,11 @@ using kernels::KvPlane;
 using kernels::RowTensor;
 using common::Unit;
 
-// The configuration, by the host. Type 0: known at run time.
+// The configuration, set by the host. Type 0: known at run time.
 constexpr int kWidth = ATTUNE_WIDTH;       // channels of a run
 constexpr int kLanes = ATTUNE_LANES;       // threads of a row
-constexpr int kUnits = ATTUNE_UNITS;       // of two runs, of one thread
-constexpr int kRows = ATTUNE_ROWS;         // that a thread has in flight
+constexpr int kUnits = ATTUNE_UNITS;       // units of a thread; a unit has two runs
+constexpr int kRows = ATTUNE_ROWS;         // rows in flight in a thread
 constexpr bool kVector = kWidth == 8;      // all runs are contiguous and aligned
 constexpr int kRowType = ATTUNE_ROW_TYPE;  // of dense rows that are read (store) or written (fetch)
 constexpr int kOutType = ATTUNE_OUT_TYPE;  // of outputs of store
@@ -45,7 +45,7 @@ __device__ __forceinline__ char* scale_at(const KvScale& t, long long page, long
   return reinterpret_cast<char*>(t.at(page, offset, 0));
 }
 
-// Byte offset of a channel in its row.
+// The byte offset of a channel in its row.
 __device__ __forceinline__ long long channel_at(const RowTensor& t, int dtype, int channel) {
   return kVector ? channel * common::element_size(dtype) : channel * t.channel_stride;
 }
@@ -54,7 +54,7 @@ __device__ __forceinline__ long long channel_at(const KvPlane& t, int dtype, int
   return t.element(channel) * common::element_size(dtype);
 }
 
-// Tells the compiler that an address, which was loaded from shared memory, is one of global memory.
+// Tells the compiler that an address loaded from shared memory points to global memory.
 template <class Pointer>
 __device__ __forceinline__ Pointer global(Pointer at) {
   __builtin_assume(__isGlobal(at));
@@ -71,12 +71,12 @@ __device__ __forceinline__ void store(const Where& t, int dtype, char* row, int 
 }
 
 // The channels of a thread's unit u without RoPE. first -1: none; second -1: no second run. In plain rows threads have
-// neighbouring runs; in packed rows both runs of a unit are neighbours, so that a unit lies in one scale group.
+// neighbouring runs. In packed rows both runs of a unit are neighbours, so that a unit lies in one scale group.
 __device__ __forceinline__ Unit plain_unit(int head_dim, int lane, int u) {
   const int dim = kHeadDim != 0 ? kHeadDim : head_dim;
   const int first = kFormat == 0 ? (u * 2 * kLanes + lane) * kWidth : (u * kLanes + lane) * 2 * kWidth;
   const int second = first + (kFormat == 0 ? kLanes * kWidth : kWidth);
-  // No checks if the threads of a row have exactly its channels.
+  // No checks are needed if the threads of a row have exactly its channels.
   constexpr bool kExact = kHeadDim == kUnits * kLanes * 2 * kWidth;
   return {kExact || first < dim ? first : -1, kExact || second < dim ? second : -1, -1};
 }
@@ -84,11 +84,11 @@ __device__ __forceinline__ Unit plain_unit(int head_dim, int lane, int u) {
 // The tokens and rows that a thread takes: a block takes several tokens at a time, and several rows of each.
 // Neighbouring groups of kLanes threads take neighbouring rows.
 struct ThreadRows {
-  int lane;    // in the row
+  int lane;    // the thread's number in its row
   int token;   // the thread's first token
-  int tokens;  // step to its next
+  int tokens;  // step to the thread's next token
   int row;     // the thread's first row of a token
-  int rows;    // step to its next
+  int rows;    // step to the thread's next row
   __device__ __forceinline__ explicit ThreadRows(const kernels::RowTokens& t) {
     const int group = threadIdx.x / kLanes;
     lane = threadIdx.x % kLanes;

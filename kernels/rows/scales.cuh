@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scales of rows of plain caches, for threads that hold runs of their channels: read, or computed with the row.
+// The scales of rows of plain caches, for threads that hold runs of the channels: read, or computed with the row.
 #pragma once
 
 #include "common/lanes.cuh"
@@ -7,7 +7,7 @@
 
 namespace attune::rows {
 
-// The scale of channels that are read. at: that of head 0.
+// The scale of channels that are read. at: the address of head 0's scale.
 struct StoredScale {
   float all = 1.0f;
   __device__ __forceinline__ StoredScale(const KvScale& scale, const char* at, int head) {
@@ -17,7 +17,7 @@ struct StoredScale {
   __device__ __forceinline__ float of(int /*channel*/) const { return all; }
 };
 
-// The largest magnitude of the row. Shuffles: all kLanes threads must call it, also for rows that are not live.
+// The largest magnitude of the row. Has shuffles: all kLanes threads must call it, also for rows that do not exist.
 template <class Units, class Row, class Channels>
 __device__ __forceinline__ float amax_of_row(const Units& units, const Row& r, const Channels& x) {
   float amax = 0;
@@ -33,7 +33,7 @@ __device__ __forceinline__ float amax_of_row(const Units& units, const Row& r, c
   return common::max_of_lanes<kLanes>(amax);
 }
 
-// The scale that a row is stored with where it has its own; else any number. All kLanes threads must call it.
+// The scale with which a row is stored, if the row has its own; otherwise any number. All kLanes threads must call it.
 template <class Units, class Row, class Channels>
 __device__ __forceinline__ float computed_scale(const kernels::RowCache& cache, int dtype, const Units& units,
                                                 const Row& r, const Channels& x) {
@@ -41,7 +41,7 @@ __device__ __forceinline__ float computed_scale(const kernels::RowCache& cache, 
   return common::token_scale(dtype, amax_of_row(units, r, x), cache.power_of_two_scales != 0);
 }
 
-// Divides the runs of a row by its scales, and stores them where they were computed. at: the row's.
+// Divides the runs of a row by its scale, and stores the scale if it was computed. at: the address of the row's scale.
 struct RowDivider {
   bool scaled;
   common::Divider over;

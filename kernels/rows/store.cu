@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of new tokens through the prologue to outputs and to a cache: qkv_prepare, append, quantise.
+// Brings rows of new tokens through the prologue to outputs and to a cache: qkv_prepare, append, quantise.
 //
-// Maths. docs/semantics.md, "The prologue" and "Caches": x = RoPE(IA3 * (scale * code + bias)), q times log-n; outputs
-// are x rounded once, the cache holds x or round(x / scale), where scale is the caller's or computed from the row's
+// Maths: docs/semantics.md, "The prologue" and "Caches": x = RoPE(IA3 * (scale * code + bias)), q times log-n. Outputs
+// are x rounded once. The cache holds x or round(x / scale); the scale is the caller's or computed from the row's
 // largest magnitude.
 //
-// Tiles. A block takes tile tokens; ATTUNE_LANES threads take a row (token, head of q, k or v), each ATTUNE_UNITS units
-// of two runs of ATTUNE_WIDTH channels. RoPE's partners are the two runs of a unit, so no thread needs another's
-// channels; only the largest magnitude of a row, or of an MLA group, is exchanged, by shuffles.
+// Tiles: a block takes `tile` tokens; ATTUNE_LANES threads take a row (token, head of q, k or v), each of them
+// ATTUNE_UNITS units of two runs of ATTUNE_WIDTH channels. The two runs of a unit are partners in RoPE, so no thread
+// needs another's channels. Only the largest magnitude of a row, or of an MLA group, is exchanged, by shuffles.
 //
-// Order. 1. One thread a token computes its sequence, position and addresses, in shared memory. 2. A thread stays with
-// a token for several heads, and keeps its cosines and sines in registers; it loads its runs of ATTUNE_ROWS rows, then
-// converts and stores them row by row. A whole row is read before any of it is written: outputs may alias the inputs.
+// Order: 1. One thread for each token computes its sequence, position and addresses, in shared memory. 2. A thread
+// takes several heads of a token and keeps the cosines and sines in registers. It loads its runs of ATTUNE_ROWS rows,
+// then converts and stores them row by row. A whole row is read before any of it is written, because outputs may alias
+// the inputs.
 #include "ptx/grid.cuh"
 #include "rows/scales.cuh"
 
@@ -24,19 +25,19 @@ using common::kRowOfV;
 using common::PrologueToken;
 using common::RawRun;
 
-constexpr bool kPrepare = ATTUNE_PREPARE != 0;    // qkv_prepare: rows of q, outputs
-constexpr bool kPrologue = ATTUNE_PROLOGUE != 0;  // more than append
+constexpr bool kPrepare = ATTUNE_PREPARE != 0;    // qkv_prepare: there are rows of q, and outputs
+constexpr bool kPrologue = ATTUNE_PROLOGUE != 0;  // there is more than append
 #ifndef ATTUNE_COPIES
 #define ATTUNE_COPIES 0
 #endif
-constexpr bool kOutputsAreInputs = ATTUNE_COPIES != 0;  // bit by bit
-// Bytes go to the cache as they are.
+constexpr bool kOutputsAreInputs = ATTUNE_COPIES != 0;  // outputs are bitwise copies of the inputs
+// Bytes are copied to the cache unchanged.
 constexpr bool kCopies = !kPrologue && kFormat == 0 && kScales == 0 && kRowType != 0 && kRowType == kCacheType;
 
 using Channels = float[kUnits][2][kWidth];
 using RopeUnits = common::RopeUnit<kWidth>[kUnits];
 
-// Rows of head 0 of a token.
+// The addresses of head 0 of a token.
 struct TokenAddresses {
   PrologueToken prologue;
   const char* in[3];
@@ -63,7 +64,7 @@ __device__ __forceinline__ TokenAddresses addresses_of(const StoreParams& p, lon
   return address;
 }
 
-// The channels of a thread in rows of q and k, and of v. first -1: none.
+// A thread's channels in rows of q and k, and in rows of v. first -1: none.
 struct Units {
   Unit qk[kUnits], v[kUnits];
   __device__ __forceinline__ Units(const StoreParams& p, int lane) {
@@ -87,17 +88,17 @@ struct Units {
   }
 };
 
-// A row in flight.
+// A row whose loads are in flight.
 struct Row {
   int part, head;
-  bool live;    // false: no such row, or it is skipped
+  bool live;    // false: there is no such row, or it is skipped
   char* out;    // null: not wanted
   char* cache;  // null: not appended
   char* scale;
   RawRun<kWidth> raw[kUnits][2];
 };
 
-// Row j of a token: its heads of q, of k, of v.
+// Starts row j of a token. The heads of q come first, then those of k and v.
 __device__ __forceinline__ void start_row(const StoreParams& p, const TokenAddresses& address, const Units& units,
                                           int j, bool live, Row& r) {
   const int heads_q = kPrepare ? p.heads_q : 0;
@@ -130,7 +131,7 @@ __device__ __forceinline__ void start_row(const StoreParams& p, const TokenAddre
   }
 }
 
-// The loaded row after the prologue, in fp32; zeros where the thread has no channels.
+// The loaded row after the prologue, in fp32. Zeros if the thread has no channels.
 __device__ __forceinline__ void prepare_row(const StoreParams& p, const PrologueToken& token, const Units& units,
                                             const RopeUnits& rope, const Row& r, Channels& x) {
   const int dtype = type_of(kRowType, p.in[r.part].dtype);
@@ -171,7 +172,7 @@ __device__ __forceinline__ void store_plain(const StoreParams& p, const Units& u
   }
 }
 
-// Computes and stores the scales of a packed row, which a whole warp holds; returns those of this thread's runs.
+// Computes and stores the scales of a packed row, which a whole warp holds. Returns the scales of this thread's runs.
 __device__ __forceinline__ void scale_groups(const StoreParams& p, char* scales, const Units& units, const Row& r,
                                              int lane, const Channels& x, float (&scale)[kUnits][2]) {
   const bool power_of_two = p.cache.power_of_two_scales != 0;
@@ -193,7 +194,7 @@ __device__ __forceinline__ void scale_groups(const StoreParams& p, char* scales,
     }
   }
   constexpr bool kInOrder = kWidth == 8 && !kPrologue;
-  // If no RoPE pair crosses groups, lane l has channels 16 l.., and neighbouring lanes share a group.
+  // If no RoPE pair crosses groups, lane l has channels 16 l .., and neighbouring lanes share a group.
   if (kInOrder || (kWidth == 8 && (p.prologue.cos_sin == nullptr || p.prologue.rope_offset >= Mla::kNope))) {
     constexpr int kLanesOfGroup = Mla::kGroup / 16;
     const float largest = common::max_of_lanes<kLanesOfGroup>(fmaxf(amax[0][0], amax[0][1]));
@@ -211,7 +212,7 @@ __device__ __forceinline__ void scale_groups(const StoreParams& p, char* scales,
         if (group[u][0] == g) largest = fmaxf(largest, amax[u][0]);
         if (group[u][1] == g) largest = fmaxf(largest, amax[u][1]);
       }
-      // Non-negative floats are ordered as their bits.
+      // Non-negative floats have the order of their bits.
       largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest)));
       const float of_group = common::mla_scale<kFormat>(largest, power_of_two);
       if (lane == 0) Mla::store_scale(scales, g, of_group);
@@ -226,7 +227,7 @@ __device__ __forceinline__ void scale_groups(const StoreParams& p, char* scales,
 
 __device__ __forceinline__ void store_packed(const StoreParams& p, const Units& units, const Row& r, int lane,
                                              const Channels& x) {
-  if (r.cache == nullptr) return;  // the same for the whole warp
+  if (r.cache == nullptr) return;  // warp-uniform
   float scale[kUnits][2];
   scale_groups(p, global(r.scale), units, r, lane, x, scale);
 #pragma unroll

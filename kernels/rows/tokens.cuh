@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sequence that owns a row, and the cache slot of its token: computed once a token, before rows are moved. By
-// docs/semantics.md values of tables are clamped, and tokens without a slot are masked.
+// The sequence of a row and the cache slot of its token, computed once for each token, before rows are moved. As in
+// docs/semantics.md, values of tables are clamped, and tokens without a slot are masked.
 #pragma once
 
 #include "common/int_table.cuh"
@@ -19,13 +19,13 @@ __device__ __forceinline__ long long clamp(long long x, long long lo, long long 
   return x < lo ? lo : x > hi ? hi : x;
 }
 
-// A row among those of its sequence. sequence -1: no sequence owns it.
+// A row's sequence, and its number within the sequence. sequence -1: the row belongs to no sequence.
 struct Owner {
   int sequence;
   long long index, count;
 };
 
-// A token's slot. Page -1: none.
+// A token's slot. page -1: there is none.
 struct Slot {
   long long page, offset;
 };
@@ -36,7 +36,7 @@ __device__ __forceinline__ Slot slot_of_number(const RowCache& c, long long slot
   return {page, slot - page * c.page_size};
 }
 
-// The slot of position t of a sequence, which the cache must hold.
+// The slot of position t of a sequence. The cache must hold that position.
 __device__ __forceinline__ Slot slot_of_position(const RowCache& c, const IntTable& table, int sequence, long long t) {
   if (c.ring_capacity > 0) t %= c.ring_capacity;
   if (!c.paged) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ Slot slot_of_position(const RowCache& c, const IntTab
   return {page >= 0 && page < c.num_pages ? page : -1, t - column * c.page_size};
 }
 
-// The slots of K and of V; both pages are -1 where either is.
+// The slots of K and V. Both pages are -1 if either is.
 struct SlotPair {
   Slot k, v;
 };
@@ -60,7 +60,7 @@ __device__ __forceinline__ SlotPair slots_of_position(const RowCache& c, int seq
   return s;
 }
 
-// Prefix maximum: the largest x of the lanes up to this one.
+// Prefix maximum: the largest x of this lane and the lanes before it.
 __device__ __forceinline__ long long running_max(long long x) {
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
@@ -70,8 +70,8 @@ __device__ __forceinline__ long long running_max(long long x) {
   return x;
 }
 
-// Finds the owners of rows first..first + count - 1 from cu_seqlens; called by the whole block. Offsets are clamped to
-// the rows and made monotonic: sequence b has the rows from max(offsets up to b) to max(offsets up to b + 1).
+// Finds the sequences of rows first..first + count - 1 from cu_seqlens. The whole block calls it. Offsets are clamped
+// to the rows and made monotonic: sequence b has the rows from max(offsets up to b) to max(offsets up to b + 1).
 __device__ __forceinline__ void find_owners(const RowTokens& t, long long first, int count, Owner* owners) {
   constexpr int kEach = 4, kWarps = kRowsThreads / 32;
   __shared__ long long warp_max[kWarps];
@@ -88,7 +88,7 @@ __device__ __forceinline__ void find_owners(const RowTokens& t, long long first,
       if (e > 0 && own[e] < own[e - 1]) own[e] = own[e - 1];
     }
     const long long upto = running_max(own[kEach - 1]);
-    __syncthreads();  // owners are cleared; the previous round has read warp_max
+    __syncthreads();  // owners are cleared, and the previous round has read warp_max
     if (lane == 31) warp_max[warp] = upto;
     __syncthreads();
     long long begin = before, next = before;
@@ -109,7 +109,7 @@ __device__ __forceinline__ void find_owners(const RowTokens& t, long long first,
       begin = stop;
     }
     before = next;
-    if (before >= end) break;  // the same for all threads
+    if (before >= end) break;  // block-uniform
   }
   __syncthreads();
 }
@@ -123,7 +123,7 @@ __device__ __forceinline__ bool is_finished(const RowTokens& t, int sequence) {
   return t.finished != nullptr && t.finished[sequence * t.finished_stride] != 0;
 }
 
-// Calls f(i, row, owner) for the rows of this block, a thread each, then synchronises. Returns how many there are.
+// Calls f(i, row, owner) for the rows of this block, one thread for each, then synchronises. Returns their number.
 template <class F>
 __device__ __forceinline__ int for_each_token(const RowTokens& t, F f) {
   __shared__ Owner owners[kMaxTileTokens];
@@ -143,10 +143,10 @@ __device__ __forceinline__ Slot slot_of_row(const RowTokens& t, const RowCache& 
   return slot_of_number(c, t.slots != nullptr ? t.slots[row * t.slot_stride] : row);
 }
 
-// The destination of a row. Pages of -1: not stored in the cache.
+// The destination of a row. Pages of -1: the cache does not store it.
 struct Target {
   bool written;        // false: the row is skipped
-  long long position;  // by sequence
+  long long position;  // in the sequence
   SlotPair slots;
 };
 __device__ __forceinline__ Target target_of(const RowTokens& t, const RowCache& c, bool append, bool with_v,
@@ -161,15 +161,15 @@ __device__ __forceinline__ Target target_of(const RowTokens& t, const RowCache& 
   long long used = t.seqused.data != nullptr ? int_at(t.seqused, owner.sequence) : 0;
   used = used < 0 ? 0 : t.clamp_used && used > c.capacity ? c.capacity : used;
   target.position = used + owner.index;
-  // In a ring, later tokens of this call overwrite all but the last ones.
+  // In a ring the last tokens of this call overwrite the earlier ones.
   if (append && (c.ring_capacity > 0 ? owner.index >= owner.count - c.ring_capacity : target.position < c.capacity))
     target.slots = slots_of_position(c, owner.sequence, target.position, with_v);
   return target;
 }
 
-// The source of a row. Pages of -1: the row is zeros.
+// The source of a row. Pages of -1: the row becomes zeros.
 struct Source {
-  bool written;  // else the row is left as it is
+  bool written;  // otherwise the row keeps its contents
   SlotPair slots;
 };
 __device__ __forceinline__ Source source_of(const RowTokens& t, const RowCache& c, bool with_v, long long row,
