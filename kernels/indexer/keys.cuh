@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys as A fragments of wgmma, in registers. A thread has rows lane / 4 and lane / 4 + 8 of its warp's 16 in each tile
-// of 64 keys, and of those 16 channels of each 64 (producer.cuh). It copies them kKeyStages work tiles ahead to its own
-// chunks of shared memory, so keys need no barrier; pages are looked up one work tile before that. The four lanes of a
-// quad have the same keys: each looks one up and writes its score.
+// Loads keys as A fragments of wgmma, in registers. In each tile of 64 keys a thread has rows lane / 4 and lane / 4 + 8
+// of its warp's 16, and 16 of each 64 channels of those (producer.cuh). It copies them kKeyStages work tiles ahead to
+// chunks of shared memory that no other thread uses, so keys need no barrier. Pages are looked up one work tile
+// earlier. The four lanes of a quad have the same keys; each lane looks up one of them and writes its score.
 #pragma once
 
 #include "indexer/scores_config.cuh"
@@ -17,14 +17,14 @@ class Keys {
   __device__ __forceinline__ Keys(const IndexScoresParams& p, SharedStorage& shared)
       : p_(p), shared_(shared), thread_(static_cast<int>(threadIdx.x) - 128), first_channel_(threadIdx.x % 4 * 16) {}
 
-  // The thread's key r, counted from the block's first: tile r / 2, half r % 2.
+  // The thread's key r, counted from the block's first key: tile r / 2, half r % 2.
   __device__ __forceinline__ int key_of(int r) const {
     return thread_ / 128 * (64 * Config::kTiles) + r / 2 * 64 + thread_ % 128 / 32 * 16 + thread_ % 32 / 4 + r % 2 * 8;
   }
   // The r of the key whose score this lane writes.
   __device__ __forceinline__ int own_key() const { return thread_ % kRowsOfThread; }
 
-  // The pipeline's prologue, before the first work tile.
+  // The prologue of the pipeline, before the first work tile.
   __device__ __forceinline__ void start() {
     if constexpr (Config::kKeyStages > 0) {
 #pragma unroll
@@ -36,7 +36,7 @@ class Keys {
     }
   }
 
-  // Loads the A fragments of a work tile's keys; then issues the copies of a later one.
+  // Loads the A fragments of a work tile's keys, then issues the copies of a later work tile.
   __device__ __forceinline__ void load_fragments(const WorkTile& work,
                                                  unsigned (&a)[Config::kTiles][4 * Config::kSteps]) {
     if constexpr (Config::kKeyStages > 0) {
@@ -58,7 +58,7 @@ class Keys {
       masked_ = shared_.key_masked[read_pipe_.stage][thread_] != 0;
       if (p_.rows.cache.k_scale.mode == ScaleMode::kNone) scale_ = 1;
       read_pipe_.next<Config::kKeySlots>();
-      __syncwarp();  // the stage has been read
+      __syncwarp();  // all lanes have read the stage
       issue_copies();
       look_up_next_slot();
     } else {
@@ -66,7 +66,7 @@ class Keys {
     }
   }
 
-  // Of the key that this lane writes.
+  // The scale of the key whose score this lane writes.
   __device__ __forceinline__ float scale() const { return scale_; }
   __device__ __forceinline__ bool masked() const { return masked_; }
 
@@ -80,7 +80,7 @@ class Keys {
     for (int i = 0; i < 8; ++i) a[r / 2][(4 * c + i / 2) * 4 + i % 2 * 2 + r % 2] = raw.pair(i);
   }
 
-  // Page -2: no such key.
+  // page -2: there is no such key.
   __device__ __forceinline__ Slot look_up(int sequence, int keys, int t) const {
     return t < keys ? find_slot(p_.rows, sequence, t) : Slot{-2, 0};
   }
@@ -91,13 +91,13 @@ class Keys {
     return reinterpret_cast<const char*>(p_.rows.cache.k_scale.at(s.page, s.offset, 0));
   }
 
-  // Key r of the quad, from the lane that looked it up.
+  // Slot of the quad's key r, from the lane that looked it up.
   __device__ __forceinline__ static Slot slot_of(const Slot& own, int r) {
     const int lane = static_cast<int>(threadIdx.x % 32 & ~3u) + r;
     return {__shfl_sync(0xffffffffu, own.page, lane), __shfl_sync(0xffffffffu, own.offset, lane)};
   }
 
-  // Looks up the slots of the quad's keys in the next work tile to be copied.
+  // Looks up the slots of the quad's keys in the next work tile that will be copied.
   __device__ __forceinline__ void look_up_next_slot() {
     if (!more_) return;
     ptx::wait_phase(address(shared_.work_full[work_pipe_.stage]), work_pipe_.phase);
@@ -135,7 +135,7 @@ class Keys {
     copy_pipe_.next<Config::kKeySlots>();
   }
 
-  // Loads the fragments element by element, for any layout.
+  // Loads the fragments element by element; works for any layout.
   __device__ __forceinline__ void read(const WorkTile& work, unsigned (&a)[Config::kTiles][4 * Config::kSteps]) {
     const kernels::KvPlane& plane = p_.rows.cache.k;
     const Slot own_slot = look_up(work.sequence, work.keys, work.key + key_of(own_key()));
@@ -150,7 +150,7 @@ class Keys {
           const int pack = divide(channel + i, p_.pack);
           return from + kSize * (pack * plane.outer_stride + (channel + i - pack * plane.pack) * plane.inner_stride);
         });
-        ptx::pin(raw.word);  // fewer elements in flight, fewer registers
+        ptx::pin(raw.word);  // fewer elements in flight need fewer registers
         to_fragment(raw, r, c, a);
       }
     }

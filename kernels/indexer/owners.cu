@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sequence of each row, from cu_seqlens_q on the device:
+// Finds the sequence of each row from cu_seqlens_q on the device:
 //
 //   offsets[b] = max over i <= b of clamp(cu_seqlens_q[i], 0, total);  owners[row] = b where offsets[b] <= row <
 //   offsets[b + 1]
 //
-// Even with an invalid table each row has at most one sequence, and all rows exist. One block: a prefix maximum over
-// the batch, then each thread looks up its rows by bisection.
+// Even an invalid table gives each row at most one sequence, and names no row that does not exist. Grid: one block. It
+// computes a prefix maximum over the batch; then each thread finds its rows by bisection.
 #include "indexer/rows.cuh"
 #include "ptx/grid.cuh"
 
@@ -43,7 +43,7 @@ __device__ __forceinline__ void find_offsets(const IndexRows& p) {
   }
 }
 
-// Of several sequences that begin at the same row the last one has it; the others are empty.
+// If several sequences begin at the same row, the last one has it; the others are empty.
 __device__ __forceinline__ int owner_by_offsets(const IndexRows& p, long long row) {
   if (row < p.offsets[0] || row >= p.offsets[p.batch]) return -1;
   int low = 0, high = p.batch;  // offsets[low] <= row < offsets[high]

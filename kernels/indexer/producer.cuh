@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producers of the scores kernel: four warps that load queries to shared memory in the type of the wgmma operands.
+// The producers of the scores kernel: four warps that load queries to shared memory, in the type of the wgmma operands.
 // The first of them also publishes work tiles.
 //
-// The order of channels along wgmma's K is that in which a lane can load a key: channel 64 c + 16 j + i, of lane j of a
-// quad, is k = 64 c + 16 (i / 4) + 8 (i / 2 % 2) + 2 j + i % 2. A thread loads 64 channels of a head, which is a row of
+// Channels along wgmma's K have the order in which a lane can load a key: channel 64 c + 16 j + i, of lane j of a quad,
+// is k = 64 c + 16 (i / 4) + 8 (i / 2 % 2) + 2 j + i % 2. A thread loads 64 channels of a head, which are a row of a
+// panel.
 // a panel.
 #pragma once
 
@@ -34,7 +35,7 @@ class Producer {
   static constexpr int kPanelRows = Config::kN * Config::kPanels;  // of all panels
   static constexpr bool kOneRowEach = kPanelRows <= 128;
 
-  // Called by the first warp: publishes work tiles until kWorkAhead follow the one to be loaded.
+  // Called by the first warp: publishes work tiles until it is kWorkAhead tiles ahead of the one to be loaded.
   __device__ __forceinline__ void publish_work() {
     while (!all_published_ && num_published_ <= work_index_ + Config::kWorkAhead) {
       ptx::wait_phase(address(shared_.work_empty[publish_pipe_.stage]), publish_pipe_.phase ^ 1);
@@ -53,7 +54,7 @@ class Producer {
     }
   }
 
-  // Reads the next work tile. False: end of work.
+  // Reads the next work tile. Returns false at the end of work.
   __device__ __forceinline__ bool next_work() {
     if (threadIdx.x < 32) publish_work();
     ptx::wait_phase(address(shared_.work_full[work_pipe_.stage]), work_pipe_.phase);
@@ -83,7 +84,7 @@ class Producer {
     return true;
   }
 
-  // False: the row needs no scores; its columns are only cleared.
+  // Returns false if the row needs no scores; its columns are only cleared.
   __device__ __forceinline__ bool is_scored() const {
     return range_.begin < work_.key + Config::kKeys && range_.end > work_.key && range_.begin < range_.end;
   }
@@ -133,7 +134,7 @@ class Producer {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       raw[j] = load(panel_row, j);
-      if constexpr (!Config::kQueryVectors) ptx::pin(raw[j].word);  // fewer single elements in flight
+      if constexpr (!Config::kQueryVectors) ptx::pin(raw[j].word);  // fewer elements in flight need fewer registers
     }
   }
 

@@ -13,7 +13,7 @@ using kernels::divide;
 using kernels::Divisor;
 using kernels::IndexRows;
 
-// Address of row r of a tensor whose rows may be nested in an outer axis.
+// The offset of row r in a tensor whose rows may be nested in an outer axis.
 __device__ __forceinline__ long long row_offset(const IndexRows& p, long long outer_stride, long long row_stride,
                                                 long long row) {
   if (p.rows_per_outer == 0) return row * row_stride;
@@ -32,7 +32,7 @@ __device__ __forceinline__ char* score_row(const IndexRows& p, const kernels::In
 
 struct Owner {
   int sequence;  // -1: none
-  int i, n;      // row i of the n of the sequence
+  int i, n;      // this is row i of the n rows of the sequence
 };
 
 __device__ __forceinline__ Owner owner_of(const IndexRows& p, long long row) {
@@ -50,12 +50,12 @@ __device__ __forceinline__ int num_keys(const IndexRows& p, int sequence) {
   return clamp_int(int_at(p.seqused, sequence), 0, p.max_seqlen_kv);
 }
 
-// Keys [begin, end) of a row.
+// The keys [begin, end) of a row.
 struct KeyRange {
   int begin, end;
 };
 
-// The keys that row i of n sees of s, bad pages aside. row: index in the tensor.
+// The keys of sequence s that its row i of n sees; bad pages are not considered. row: the index in the tensor.
 __device__ __forceinline__ KeyRange visible(const IndexRows& p, long long row, int i, int n, int s) {
   KeyRange r{0, s};
   if (p.causal) r.end = clamp_int(static_cast<long long>(s) - n + i + 1, 0, s);
@@ -64,19 +64,19 @@ __device__ __forceinline__ KeyRange visible(const IndexRows& p, long long row, i
   return r;
 }
 
-// A token's slot in the cache. Page -1: bad page, the token is masked.
+// A token's slot in the cache. page -1: a bad page, so the token is masked.
 struct Slot {
   int page;
   int offset;
 };
 
-// Token t's column in its sequence's page table, and its offset in the page.
+// The column of token t in its sequence's page table, and its offset in the page.
 __device__ __forceinline__ Slot page_and_offset(int t, int page_size, Divisor by_page) {
   const int column = divide(t, by_page);
   return {column, t - column * page_size};
 }
 
-// t must be below the sequence's length: page tables are not read past it.
+// t must be below the sequence's length, because page tables are not read past it.
 __device__ __forceinline__ Slot find_slot(const IndexRows& p, int sequence, int t) {
   const kernels::RowCache& c = p.cache;
   Slot s{sequence, t};

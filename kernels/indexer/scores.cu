@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scores of the indexer on tensor cores, for keys and queries of 8 and 16 bits:
+// Scores of the indexer on tensor cores, for keys and queries of 8 and 16 bits.
 //
 //   S = K Q^T;  score(row, key) = k_scale(key) * sum over h of w(row, h) * max(S(key, h), 0),  w = weights * q_scale
 //
-// Keys are the M rows of wgmma and stay in registers; the heads of one query row are its N columns, so that a sum over
-// heads is a sum within a thread and over the four lanes of a quad. 8-bit elements become fp16 (or bf16, where the
-// other side is bf16), which holds them exactly: wgmma adds products of e4m3 with fewer bits than fp32 has.
+// Keys are the M rows of wgmma and stay in registers; the heads of one query row are its N columns. So a sum over heads
+// is a sum within a thread and over the four lanes of a quad. 8-bit elements become fp16 (or bf16, if the other side is
+// bf16), which holds them exactly, because wgmma adds products of e4m3 with fewer bits than fp32 has.
 //
-// A block of the persistent grid takes work tiles (tile_scheduler.cuh): kKeys keys against up to 32 rows of their
-// sequence. Warps 0 to 3 are producers: they load queries to a ring in shared memory, a stage for each row (or 64 heads
-// of it). Consumer warpgroups 1 and 2 have 64 kTiles keys each:
+// Grid: persistent. Each block takes work tiles (tile_scheduler.cuh): kKeys keys against up to 32 rows of their
+// sequence. Warps 0 to 3 are producers (producer.cuh): they load queries to a ring of stages in shared memory, one
+// stage for each row (or 64 heads of it). Warpgroups 1 and 2 are consumers (class Consumer below is the mainloop) and
+// have 64 kTiles keys each:
 //
 //   producers:    work tiles ..  Q0 Q1 Q2 Q3 ..
 //   consumers 1:  K(u) to registers | S0 sum0 store | S1 sum1 store | ..   keys of u + kKeyStages in flight
-//   consumers 2:  the same with the other half of the keys, not synchronised with 1
+//   consumers 2:  the same with the other half of the keys; the two warpgroups are not synchronised
 //
-// mbarriers: full and empty for each stage of queries and each slot of work tiles. Keys need none (keys.cuh).
+// mbarriers: full and empty for each stage of queries and for each slot of work tiles. Keys need none (keys.cuh).
 #include "indexer/keys.cuh"
 #include "indexer/producer.cuh"
 #include "ptx/grid.cuh"
@@ -65,7 +66,7 @@ class Consumer {
       query_pipe_.next<Config::kQueryStages>();
     }
     const float score = sum_of_quad(sum) * keys_.scale();
-    if (threadIdx.x % 4 >= 2 * Config::kTiles) return;  // another lane writes it
+    if (threadIdx.x % 4 >= 2 * Config::kTiles) return;  // another lane writes the score
     float* const to = reinterpret_cast<float*>(indexer::score_row(p_.rows, p_.scores, row) +
                                                key * p_.scores.column_stride);
     if (key >= range.begin && key < range.end) {
@@ -105,7 +106,7 @@ class Consumer {
     add_heads(pass, s[Config::kTiles - 1], sum[Config::kTiles - 1]);
   }
 
-  // Adds the thread's heads, in order.
+  // Adds the thread's heads, in their order.
   __device__ __forceinline__ void add_heads(int pass, const Accumulator& s, float (&sum)[2]) const {
     const float* const weights = shared_.weights[query_pipe_.stage] + 2 * (threadIdx.x % 4);
 #pragma unroll
@@ -122,7 +123,7 @@ class Consumer {
     }
   }
 
-  // Sums over the lanes of a quad, for the key that this lane writes, in the same order for every key.
+  // Sums over the lanes of a quad, for the key that this lane writes. The order is the same for every key.
   __device__ __forceinline__ static float sum_of_quad(const float (&sum)[Config::kTiles][2]) {
     const bool lower = threadIdx.x % 2 != 0;
     float half[2];

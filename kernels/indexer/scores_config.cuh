@@ -15,15 +15,15 @@ using kernels::IndexScoresParams;
 
 struct Config {
   static constexpr int kQueryType = ATTUNE_Q_TYPE, kKeyType = ATTUNE_K_TYPE;
-  static constexpr bool kBf16 = ATTUNE_BF16 != 0;        // of the wgmma operands; else fp16
+  static constexpr bool kBf16 = ATTUNE_BF16 != 0;        // the wgmma operands are bf16; otherwise fp16
   static constexpr int kHeads = ATTUNE_HEADS;            // in all
   static constexpr int kN = ATTUNE_PASS_HEADS;           // N of one wgmma
   static constexpr int kChannels = ATTUNE_CHANNELS;      // head_dim rounded up to whole panels
-  static constexpr int kTiles = ATTUNE_KEY_TILES;        // of 64 keys, of one warpgroup
-  static constexpr int kKeyStages = ATTUNE_KEY_STAGES;   // 0: no pipeline; keys are loaded element by element
+  static constexpr int kTiles = ATTUNE_KEY_TILES;        // tiles of 64 keys in one warpgroup
+  static constexpr int kKeyStages = ATTUNE_KEY_STAGES;   // 0: no pipeline, keys are loaded element by element
   static constexpr int kKeySlots = kKeyStages > 0 ? kKeyStages : 1;
   static constexpr int kQueryStages = ATTUNE_Q_STAGES;
-  static constexpr bool kQueryVectors = ATTUNE_Q_VECTORS != 0;  // rows of q can be read 16 bytes at a time
+  static constexpr bool kQueryVectors = ATTUNE_Q_VECTORS != 0;  // rows of q allow loads of 16 bytes
 
   static constexpr int kPasses = (kHeads + kN - 1) / kN;
   static constexpr int kPanels = kChannels / 64, kSteps = kChannels / 16;
@@ -31,9 +31,9 @@ struct Config {
   static constexpr int kConsumerThreads = 256, kThreads = 128 + kConsumerThreads,
                        kConsumerWarps = kConsumerThreads / 32;
   static constexpr int kKeys = 2 * 64 * kTiles;  // of a block
-  static constexpr int kWorkSlots = 8;           // of the ring of work tiles
-  static constexpr int kWorkAhead = 5;           // work tiles that are published before the queries of one are loaded
-  // Wide keys need the consumers' registers; else a producer thread holds a row of q in flight.
+  static constexpr int kWorkSlots = 8;           // slots of the ring of work tiles
+  static constexpr int kWorkAhead = 5;  // work tiles that are published before the queries of a work tile are loaded
+  // Keys of many channels need the consumers' registers; otherwise a producer thread has a row of q in flight.
   static constexpr bool kWide = kChannels > 384;
   static constexpr int kProducerRegisters = kWide ? 88 : 120, kConsumerRegisters = kWide ? 208 : 192;
 
@@ -44,13 +44,13 @@ struct Config {
                 "work tiles are published before their keys are copied");
 };
 
-// A work tile: one block of keys of a sequence against up to 32 of its rows.
+// A work tile: a block of keys of one sequence against up to 32 of its rows.
 struct WorkTile {
   long long row;       // the row of bit 0 of mask
-  int i, n;            // it is row i of the sequence's n
+  int i, n;            // row is the sequence's row i of n
   int sequence, keys;  // the sequence and its number of keys
-  int key;             // the first of the block
-  unsigned mask;       // rows that need the block; 0: end of work
+  int key;             // the first key of the block
+  unsigned mask;       // the rows that need the block; 0: end of work
 };
 
 struct SharedStorage {
@@ -58,7 +58,7 @@ struct SharedStorage {
     unsigned char panels[Config::kPanels * Config::kPanelBytes];
   };
   Query queries[Config::kQueryStages];
-  // In chunks of 16 bytes, each written and read by the same thread.
+  // In chunks of 16 bytes. The same thread writes and reads a chunk.
   static constexpr int kChunks = Config::kPanels * common::element_size(Config::kKeyType);
   static constexpr int kKeyChunks = Config::kKeyStages > 0 ? 2 * Config::kTiles* kChunks* Config::kConsumerThreads : 1;
   uint4 keys[Config::kKeySlots][kKeyChunks];
@@ -77,7 +77,7 @@ __device__ __forceinline__ unsigned address(const unsigned long long& barrier) {
   return ptx::shared_address(&barrier);
 }
 
-// 16 elements as they are in memory.
+// Sixteen elements as they are in memory.
 template <int kType>
 struct Raw {
   static constexpr int kSize = common::element_size(kType), kWords = 4 * kSize;
@@ -99,7 +99,7 @@ struct Raw {
     }
     return r;
   }
-  // Loads the first count elements, where(i) is the address of element i; the others are zero.
+  // Loads the first count elements; the others are zero. where(i): the address of element i.
   template <class Where>
   __device__ __forceinline__ static Raw elements(int count, Where&& where) {
     Raw r = zero();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scores of the indexer where queries or keys are fp32, or one is fp16 and the other bf16: fp32 arithmetic, any layout,
+// Scores of the indexer if queries or keys are fp32, or if one is fp16 and the other bf16: fp32 arithmetic, any layout,
 // element by element. Each thread has one key.
 //
 //   for 8 heads at a time: dot[8] += k[c..c + 32) * q[8][c..c + 32) over all channels; sum += w * max(dot, 0)
@@ -84,7 +84,7 @@ __device__ __forceinline__ void run_block(const IndexScoresParams& p, long long 
   Slot slot{-2, 0};
   if (scored) {
     if (key < s) slot = find_slot(p.rows, owner.sequence, key);
-    __syncthreads();  // the previous slots have been read
+    __syncthreads();  // all threads have read the previous slots
     shared.slots[threadIdx.x] = slot;
     __syncthreads();
     score = score_of(p, row, shared);

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// The topk best keys of a row by radix select: one block a row, or a cluster where there are few rows, each block with
-// a part of the row.
+// Selects the topk best keys of a row by radix select. Grid: one block for each row, or one cluster if there are few
+// rows; each block of a cluster has a part of the row.
 //
-//   T: the rank of the topk-th best key; selected are ranks > T and, of those equal to T, the first ones
+//   T: the rank of the topk-th best key; ranks > T are selected and, of the ranks equal to T, the first ones
 //
-// 1. A histogram of the first kBits of the ranks finds the bin of T. While that bin has more than kCandidates keys, a
-//    histogram of the next digit narrows it, by another pass over the row.
-// 2. One more pass marks the keys above the bin, and those in it, in bit masks. The latter are candidates: two more
-//    histograms, of them alone, find T, and then their marks are corrected.
-// 3. Prefix sums over the marks place each thread's keys, in the order of their positions: in shared memory, and from
-//    there in `indices`, with all entries looked up in parallel.
+//1. A histogram of the first kBits of the ranks finds the bin of T. While that bin has more than kCandidates keys,
+//    another pass over the row narrows it by a histogram of the next digit.
+//2. One more pass marks the keys above the bin, and those in it, in bit masks. The keys in the bin are candidates: two
+//    more histograms, of the candidates alone, find T; then their marks are corrected.
+//3. Prefix sums over the marks place each thread's keys in the order of their positions: first in shared memory, then
+//    in `indices`, with all entries looked up in parallel.
 //
-// A row that sees no more than topk keys selects all, without reading scores. Keys on bad pages are masked: the page
-// table is checked once for the row, and key by key only if it has a bad page. Scores in the workspace are -inf on bad
-// pages, so there the check is needed only where T is -inf.
+// A row that sees no more than topk keys selects all of them without reading scores. Keys on bad pages are masked: the
+// page table is checked once for the row, and key by key only if it has a bad page. Scores in the workspace are -inf on
+// bad pages, so they need the check only if T is -inf.
 #include "indexer/select_keys.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/shared.cuh"
 
 namespace attune::indexer {
 
-// The ranks [lower, upper] that T may have; T is the wanted-th largest of the keys in that range.
+// The ranks [lower, upper] that T may have. T is the wanted-th largest of the keys in that range.
 struct Threshold {
   unsigned lower, upper, wanted;
-  int digits;  // known ones
+  int digits;  // how many digits are known
 
   __device__ __forceinline__ bool exact() const { return lower == upper; }
   __device__ __forceinline__ bool holds(unsigned rank) const { return rank - lower <= upper - lower; }
@@ -39,7 +39,7 @@ struct Threshold {
 // Histogram of the first digit of all keys, except those already known to be below T.
 __device__ __forceinline__ void count_first_digit(const Keys& keys, unsigned wanted, SharedStorage& shared) {
   constexpr int kShift = Config::shift(0);
-  const unsigned spare = Config::kBins + threadIdx.x % 32;  // a bin that no digit has: cheaper than a branch
+  const unsigned spare = Config::kBins + threadIdx.x % 32;  // a bin that no digit has, which is cheaper than a branch
   unsigned least = 1;
   for (int base = 0, chunks = 1; base < keys.end; base += Config::kChunk, ++chunks) {
     unsigned rank[Config::kVectors][4];
@@ -77,7 +77,7 @@ __device__ __forceinline__ void count_next_digit(const Keys& keys, const Thresho
   }
 }
 
-// Marks at most kSpan keys. collect: those in the range become candidates.
+// Marks at most kSpan keys. collect: keys in the range become candidates.
 __device__ __forceinline__ void mark(const Keys& keys, const Threshold& t, bool collect, SharedStorage& shared) {
   const bool odd = threadIdx.x % 2 != 0;
   auto* const marks = reinterpret_cast<unsigned char*>(odd ? shared.inside : shared.above);
@@ -151,8 +151,8 @@ __device__ __forceinline__ void find_threshold(int count, Threshold& t, SharedSt
   __syncthreads();
 }
 
-// Called by all blocks of the cluster, each for its part of the row: narrows the range until T is known, or until the
-// keys in it fit as candidates. Returns their number; 0: T is known.
+// Called by all blocks of the cluster, each for its part of the row. Narrows the range until T is known, or until its
+// keys fit as candidates. Returns their number; 0: T is known.
 __device__ __forceinline__ int search(Keys& keys, int most_keys, const IndexSelectParams& p, Threshold& t,
                                       SharedStorage& shared) {
   const bool fits = most_keys <= Config::kSpan;
@@ -165,12 +165,12 @@ __device__ __forceinline__ int search(Keys& keys, int most_keys, const IndexSele
       count_next_digit(keys, t, shared);
     }
     find_bin(whole_histogram(shared), t.wanted, shared);
-    if (shared.bin == 0 && t.digits == 0) {  // the row sees fewer than topk
+    if (shared.bin == 0 && t.digits == 0) {  // the row sees fewer than topk keys
       t = {0, 0, 0, Config::kDigits};
       return 0;
     }
     t.narrow(shared);
-    if (t.digits == 1 && t.holds(kRankOfMinusInf) && p.scores.in_workspace) {  // nothing else is in that bin
+    if (t.digits == 1 && t.holds(kRankOfMinusInf) && p.scores.in_workspace) {  // no other score is in that bin
       t.lower = t.upper = kRankOfMinusInf;
       if (keys.check == Check::kNone) keys.check = Check::kMinusInf;
     }
@@ -189,7 +189,7 @@ struct MarkWords {
     end = min(begin + each, words);
   }
 
-  // Counts of the threads before this one; all: of the block.
+  // The counts of the threads before this one; all: of the block.
   __device__ __forceinline__ Counts sum(SharedStorage& shared, Counts& all) const {
     Counts mine{};
     for (int i = begin; i < end; ++i)
@@ -204,8 +204,8 @@ struct Row {
   int* to;           // indices
   long long stride;  // in entries
 
-  // Writes the selected keys: all above, and those inside up to `ties`. Counts of the row: before these keys; up to
-  // this thread's words (start); up to the end of these keys (after).
+  // Writes the selected keys: all keys above, and `ties` of those inside. Counts of the row: before these keys; before
+  // this thread's words (start); before the end of these keys (after).
   __device__ __forceinline__ void write(const Keys& keys, const MarkWords& words, Counts before, Counts start,
                                         Counts after, unsigned ties, SharedStorage& shared) const {
     const auto place = [&](Counts c) { return static_cast<int>(c.above + min(c.inside, ties)); };
@@ -232,13 +232,13 @@ struct Row {
     }
   }
 
-  // Called by all blocks of the cluster. candidates: of all blocks; 0: T is known. Returns the number of keys selected.
+  // Called by all blocks of the cluster. candidates: of all blocks; 0: T is known. Returns the number of selected keys.
   __device__ __forceinline__ int write_all(const Keys& keys, int candidates, Threshold& t,
                                            SharedStorage& shared) const {
     const bool one_span = keys.end <= Config::kSpan;
     bool marked = false;
     Counts before{}, all{}, mine{}, of_span{};
-    // In a cluster pass 0 counts, to know where each block begins; pass 1 writes.
+    // In a cluster, pass 0 counts, so that each block knows where its keys begin; pass 1 writes.
     for (int pass = Config::kCluster > 1 ? 0 : 1; pass < 2; ++pass) {
       Counts upto = before;
       int first = 0;
@@ -311,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(attune::indexer::Config::kThreads, 
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(ptx::dynamic_shared());
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
-  // The last rows of a causal prompt see most keys: they are scheduled first.
+  // The last rows of a causal prompt see most keys, so they come first.
   for (long long i = blockIdx.x / Config::kCluster; i < p.rows.count; i += gridDim.x / Config::kCluster) {
     run_row(p, p.rows.first + p.rows.count - 1 - i, shared);
     __syncthreads();

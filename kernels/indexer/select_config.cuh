@@ -14,11 +14,12 @@ struct Config {
   static constexpr int kCandidates = ATTUNE_CANDIDATES;
   static constexpr int kMarkWords = ATTUNE_MARK_WORDS, kSpan = 32 * kMarkWords;  // keys that can be marked at a time
   static constexpr int kBlocksPerSm = ATTUNE_BLOCKS_PER_SM;
-  static constexpr int kVectors = ATTUNE_VECTORS;  // of four keys, that a thread reads at a time
-  static constexpr int kLine = 4 * kThreads, kChunk = kVectors * kLine;  // keys of a block's vectors; of all of them
+  static constexpr int kVectors = ATTUNE_VECTORS;  // vectors of four keys that a thread reads at a time
+  // keys of one vector of all threads; of all vectors
+  static constexpr int kLine = 4 * kThreads, kChunk = kVectors * kLine;
 
   static constexpr int kDigits = 3;
-  // Bits below digit d.
+  // The number of bits below digit d.
   __device__ static constexpr int shift(int d) { return d == 0 ? 32 - kBits : d == 1 ? 32 - 2 * kBits : 0; }
 
   static_assert(kThreads % 32 == 0 && kWarps <= 32, "one warp scans the sums of all warps");
@@ -37,24 +38,24 @@ __device__ __forceinline__ Counts operator-(Counts a, Counts b) { return {a.abov
 
 // Shared memory of the search for T.
 struct Search {
-  unsigned histogram[Config::kBins + 32];                             // of this block's keys; a spare bin a lane
+  unsigned histogram[Config::kBins + 32];                             // of this block's keys; a spare bin for each lane
   unsigned of_all[Config::kCluster > 1 ? Config::kBins : 1];          // histogram of the row
   unsigned rank[Config::kCandidates];                                 // of this block's candidates, in any order
-  int key[Config::kCandidates];                                       // and which they are
-  unsigned gathered[Config::kCluster > 1 ? Config::kCandidates : 1];  // ranks of all blocks' candidates
+  int key[Config::kCandidates];                                       // the keys of these ranks
+  unsigned gathered[Config::kCluster > 1 ? Config::kCandidates : 1];  // ranks of the candidates of all blocks
 };
 
 struct SharedStorage {
   static constexpr int kStaged = sizeof(Search) / 4;
   union {
     Search search;
-    int staged[kStaged];  // afterwards: positions to be written out
+    int staged[kStaged];  // positions that are written out, afterwards
   };
-  // A bit for each key: its rank is above the range of T; inside it.
+  // Bit masks, a bit for each key: its rank is above the range of T; inside it.
   unsigned above[Config::kMarkWords], inside[Config::kMarkWords];
   Counts warp_sum[Config::kWarps];
-  Counts block_sum;                // of this block, for the others of the cluster
-  int bin, bin_above, bin_inside;  // the bin of the wanted rank; keys above it; keys in it
+  Counts block_sum;                // of this block, read by the others of the cluster
+  int bin, bin_above, bin_inside;  // the bin of the wanted rank; how many keys are above it, and in it
   int candidates;
 };
 static_assert(sizeof(SharedStorage) <= ATTUNE_SHARED_BYTES, "the host asks for less shared memory than this");
@@ -71,7 +72,7 @@ __device__ __forceinline__ Counts of_lane(Counts x, int lane) {
   return {__shfl_sync(0xffffffffu, x.above, lane), __shfl_sync(0xffffffffu, x.inside, lane)};
 }
 
-// Sum over the threads before this one; all: over all threads. A barrier must lie between two calls.
+// The sum over the threads before this one; all: over all threads. A barrier must lie between two calls.
 __device__ __forceinline__ Counts exclusive_sum(Counts x, SharedStorage& shared, Counts& all) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Counts upto = inclusive_sum_of_warp(x);
@@ -83,7 +84,7 @@ __device__ __forceinline__ Counts exclusive_sum(Counts x, SharedStorage& shared,
   return upto - x + (warp > 0 ? before : Counts{});
 }
 
-// Sets shared.bin to the bin of the wanted-th largest key; 0 where fewer were counted. Ends with a block barrier.
+// Sets shared.bin to the bin of the wanted-th largest key, or 0 if fewer keys were counted. Ends with a block barrier.
 __device__ __forceinline__ void find_bin(const unsigned* histogram, unsigned wanted, SharedStorage& shared) {
   constexpr int kOfThread = Config::kBins / Config::kThreads;
   const int first = Config::kBins - (static_cast<int>(threadIdx.x) + 1) * kOfThread;  // the first thread has the top
@@ -139,7 +140,7 @@ __device__ __forceinline__ const unsigned* whole_histogram(SharedStorage& shared
   }
 }
 
-// Sum over the blocks of the cluster before this one; all: over all blocks.
+// The sum over the blocks of the cluster before this one; all: over all blocks.
 __device__ __forceinline__ Counts exclusive_sum_of_blocks(Counts x, SharedStorage& shared, Counts& all) {
   all = x;
   if constexpr (Config::kCluster == 1) return {};
@@ -148,7 +149,7 @@ __device__ __forceinline__ Counts exclusive_sum_of_blocks(Counts x, SharedStorag
   ptx::cluster_barrier();
   const Counts upto =
       inclusive_sum_of_warp(lane < Config::kCluster ? *ptx::in_block(&shared.block_sum, lane) : Counts{});
-  ptx::cluster_barrier();  // all have read: the next row may come, or the block may end
+  ptx::cluster_barrier();  // all blocks have read: the next row may begin, or the block may end
   all = of_lane(upto, Config::kCluster - 1);
   return of_lane(upto, rank) - x;
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The keys of a row as the selection reads them: their ranks, and what `indices` holds for them.
+// The keys of a row as the selection reads them: their ranks, and their entries in `indices`.
 //
-//   rank(score): its bits as an unsigned number in the order of scores, NaN highest, -0 as 0; 0: the key is masked
+//   rank(score): the bits of the score as an unsigned number in the order of scores; NaN is highest, -0 counts as 0;
+//                rank 0: the key is masked
 #pragma once
 
 #include "indexer/select_config.cuh"
@@ -39,11 +40,11 @@ struct Tables {
     return p.slots ? static_cast<int>(slot) : t;
   }
 
-  // True if all positions of [begin, end) have entries. Called by all threads.
+  // Returns true if all positions of [begin, end) have entries. Called by all threads.
   __device__ __forceinline__ bool have(int begin, int end) const {
     bool bad = false;
     if (begin < end) {
-      // A token of each page.
+      // Looks at one token of each page.
       const auto look = [&](int page_size, kernels::Divisor by_page) {
         const int last = divide(end - 1, by_page);
         for (int page = divide(begin, by_page) + static_cast<int>(threadIdx.x); page <= last; page += Config::kThreads)
@@ -60,18 +61,18 @@ struct Tables {
   }
 };
 
-// The keys that are checked for bad pages.
+// Which keys are checked for bad pages.
 enum class Check { kNone, kMinusInf, kAll };
 
-// A run of keys, numbered so that keys 4 n .. 4 n + 3 are 16 aligned bytes where columns are contiguous.
+// A run of keys, numbered so that keys 4 n .. 4 n + 3 are 16 aligned bytes if columns are contiguous.
 struct Keys {
   const Tables& tables;
   const char* scores;  // of key 0; null: all have rank 1
   int position;        // of key 0
-  int begin, end;      // keys that exist
+  int begin, end;      // the keys that exist
   Check check;
 
-  // Keys from `first` on, at most `count`, renumbered from 0; first is a multiple of 4.
+  // At most `count` keys from `first` on, renumbered from 0. first is a multiple of 4.
   __device__ __forceinline__ Keys part(int first, int count) const {
     Keys k = *this;
     if (scores != nullptr) k.scores += first * stride();
@@ -81,7 +82,7 @@ struct Keys {
     return k;
   }
 
-  // rank[v]: of keys from `first` + v kLine on.
+  // rank[v]: the ranks of keys from `first` + v kLine on.
   __device__ __forceinline__ void load(int first, unsigned (&rank)[Config::kVectors][4]) const {
     float4 x[Config::kVectors];
 #pragma unroll

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tile scheduler: a warp finds the work tiles of its block, in order.
+// The tile scheduler of the scores kernel: a warp finds the work tiles of its block, in order.
 //
-// A tile_idx numbers (row tile, key block) pairs: tile_rows rows of the launch, of any sequences, against keys
-// [block * kKeys, ..) of their sequences. Block x of the persistent grid takes x, x + gridDim, ..: neighbouring blocks
-// have neighbouring keys of the same rows, so rows with few keys, as the first ones of a causal prompt, load all blocks
-// alike. Only the device knows lengths, so many tiles may be empty; the lanes test 32 at a time. A tile has a work tile
-// for each of its sequences.
+// A tile_idx numbers (row tile, key block) pairs: tile_rows rows of the launch, of any sequences, against keys [block *
+// kKeys, ..) of their sequences. Block x of the persistent grid takes x, x + gridDim, ..: neighbouring blocks have
+// neighbouring keys of the same rows, so rows with few keys, as the first ones of a causal prompt, load all blocks
+// evenly. Lengths are known on the device alone, so many tiles may be empty; the lanes test 32 tiles at a time. A tile
+// has one work tile for each of its sequences.
 #pragma once
 
 #include "indexer/scores_config.cuh"
@@ -16,7 +16,7 @@ class TileScheduler {
  public:
   __device__ __forceinline__ explicit TileScheduler(const IndexScoresParams& p) : p_(p), base_(blockIdx.x) {}
 
-  // The next work tile, the same in all lanes of the warp. False: end of work.
+  // Finds the next work tile, the same in all lanes of the warp. Returns false at the end of work.
   __device__ __forceinline__ bool next(WorkTile& work) {
     for (;;) {
       while (row_ < row_end_) {
@@ -46,7 +46,7 @@ class TileScheduler {
     row_end = min(row + p_.tile_rows, p_.rows.first + p_.rows.count);
   }
 
-  // A cheap test: the last row sees the last key.
+  // A cheap test, because the last row sees the last key.
   __device__ __forceinline__ bool may_have_work(long long tile_idx) const {
     long long row, row_end;
     int key;
@@ -59,7 +59,7 @@ class TileScheduler {
     return key < (p_.rows.causal ? clamp_int(static_cast<long long>(s) - last.n + last.i + 1, 0, s) : s);
   }
 
-  // The work tile of the tile's next sequence. False: none of its rows needs these keys.
+  // The work tile of the tile's next sequence. Returns false if none of its rows needs these keys.
   __device__ __forceinline__ bool next_of_tile(WorkTile& work) {
     const Owner owner = owner_of(p_.rows, row_);
     if (owner.sequence < 0) {
@@ -82,7 +82,7 @@ class TileScheduler {
   const IndexScoresParams& p_;
   long long base_, found_base_ = 0;  // tile_idx
   unsigned found_ = 0;               // bits: tiles from found_base_ on that may have work
-  long long row_ = 0, row_end_ = 0;  // rows left of the tile
+  long long row_ = 0, row_end_ = 0;  // the rows of the tile that are left
   int key_ = 0;
 };
 
