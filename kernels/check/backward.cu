@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of attention in float64 by docs/semantics.md, for comparing whole outputs at serving sizes. Not fast.
+// The oracle on the GPU: gradients of attention in float64 by docs/semantics.md, for comparing whole outputs at serving
+// sizes. It is not fast.
 //
-// A block computes one row at a time: dq of a head, dk and dv of a KV head, or entries of a table. Each thread first
+// A block computes one row at a time: dq of a head, dk and dv of a KV head, or entries of a table. First each thread
 // writes P and dX of some pairs to the block's scratch; then each thread sums some channels over all pairs.
 #include "check/pairs.cuh"
 
 namespace attune::oracle {
 
-// A pair in the scratch: dX, for dq and dk, and P, for dv. P of -1: the pair is masked.
+// A pair in the scratch: dX, for dq and dk, and P, for dv. P = -1: the pair is masked.
 struct Stored {
   Coefficient dx, p;
 };
@@ -31,7 +32,7 @@ __device__ inline void put(Stored& to, const Pair& pair) {
   if (!pair.counts) to.p.value = kNoPair;
 }
 
-// Keys of the sequence's extent, whether in use or not.
+// The keys of the sequence's extent, in use or not.
 __device__ inline Extent keys_there(const OracleParams& f, long long b) {
   return extent_of(f.k, f.cu_seqlens_kv, false, b);
 }
@@ -68,7 +69,7 @@ __device__ inline void make_dq(const Block& block, long long row, long long head
   }
 }
 
-// Row `row` of dk and of dv for one KV head. Pairs are numbered head by head.
+// Row `row` of dk and dv for one KV head. Pairs are numbered one head after the other.
 __device__ inline void make_dk_dv(const Block& block, long long row, long long kv_head) {
   const BackwardOracleParams& p = block.p;
   const OracleParams& f = p.forward;
@@ -183,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(1024)
   const long long of_q = f.rows * f.heads_q, of_kv = p.rows_kv * f.heads_kv, of_sinks = asked(3, f.heads_q),
                   of_bias = (entries + blockDim.x - 1) / blockDim.x, of_t5 = asked(5, f.heads_q * f.t5_bias.shape[1]);
   for (long long output = blockIdx.x; output < of_q + of_kv + of_sinks + of_bias + of_t5; output += gridDim.x) {
-    __syncthreads();  // the previous row has been summed
+    __syncthreads();  // all threads have summed the previous row
     long long i = output;
     if (i < of_q) {
       make_dq(block, i / f.heads_q, i % f.heads_q);

@@ -7,7 +7,7 @@
 
 namespace attune::oracle {
 
-// One gradient: what it must be and how far off it may be, row-major as the input that it is of.
+// One gradient: its expected values and their bounds, row-major in the shape of its input.
 struct Gradient {
   double *value, *bound;
   GradientTerms terms;
@@ -15,12 +15,12 @@ struct Gradient {
 constexpr int kNumGradients = 6;  // dq, dk, dv, dsinks, dbias, dt5_bias
 
 struct BackwardOracleParams {
-  OracleParams forward;  // its inputs; no results
+  OracleParams forward;  // the inputs of the forward; no results
   Tensor out, lse, dout, dlse;
   long long rows_kv;
-  Gradient gradients[kNumGradients];  // value null: not asked for
-  unsigned char *q_written, *kv_written;  // [rows], [rows_kv]: a sequence owns the row
-  // Of each block scratch_size doubles.
+  Gradient gradients[kNumGradients];  // value null: not computed
+  unsigned char *q_written, *kv_written;  // [rows], [rows_kv]: whether a sequence owns the row
+  // scratch_size doubles for each block.
   double* scratch;
   long long scratch_size;  // pairs of a query, or of a key and KV head; or sums of the threads
 };
@@ -28,12 +28,12 @@ struct BackwardOracleParams {
 struct ComparedGradient {
   Tensor actual;  // dtype 0: absent
   const double *value, *bound;
-  const unsigned char* written;  // by rows; null: all are
+  const unsigned char* written;  // for each row; null: all rows are written
 };
 
 struct CompareGradientsParams {
   ComparedGradient gradients[kNumGradients];
-  int filler;         // the bytes of what was not written
+  int filler;         // the byte pattern of memory that was not written
   Verdict* verdicts;  // [threads of the grid]; first counts through all gradients
 };
 

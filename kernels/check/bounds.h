@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-// Error bounds of one row of attention, from sums that the oracle has of it. The same formulas on the host
-// (tests/cases/compare.cpp) and on the device; no standard headers but for the host.
+// Error bounds of one row of attention, from sums that the oracle computes. Host (tests/cases/compare.cpp) and device
+// use the same formulas. No standard headers on the device.
 #pragma once
 
 #include "check/host_device.h"
 
 namespace attune::oracle {
 
-// Unit errors of a problem; each is multiplied by a sum of the oracle's.
+// Unit errors of a problem. Each is multiplied by one of the oracle's sums.
 struct BoundTerms {
-  double of_products;  // error of z, to z_abs
-  double additive;     // the largest |terms added after the softcap|
-  double of_p;         // rounding of p, relative
-  double of_values;    // rounding of v, relative
-  double of_sum;       // rounding of what the row sum adds up, relative
-  double least;        // of a p that becomes subnormal or nothing, relative to the largest p
+  double of_products;  // the error of z, relative to z_abs
+  double additive;     // the largest |term| that is added after the softcap
+  double of_p;         // the rounding of P, relative
+  double of_values;    // the rounding of V, relative
+  double of_sum;       // the rounding of the row sum's terms, relative
+  double least;        // the error of a P that becomes subnormal or 0, relative to the largest P
 };
 
 struct RowBounds {
   double score;  // of a score z, absolute
-  double value;  // of the sum of p v, relative to sum p |v|, beside what the scores cause
-  double sum;    // of the sum of p, relative, beside what the scores cause
-  double least;  // as above
+  double value;  // of the sum of P V, relative to sum P |V|; errors of the scores come on top
+  double sum;    // of the sum of P, relative; errors of the scores come on top
+  double least;  // as in BoundTerms
   double lse;
 };
 
-constexpr double kOfFp32 = 1.0 / (1 << 21);  // of a sum of products in fp32
-constexpr double kOfPrologue = 1.0 / (1 << 22);  // of what a prologue adds up in fp32, relative to what cancels there
+constexpr double kOfFp32 = 1.0 / (1 << 21);  // a sum of products in fp32
+constexpr double kOfPrologue = 1.0 / (1 << 22);  // what a prologue adds up in fp32, relative to what cancels there
 
 ATTUNE_CHECK_BOTH bool is_finite(double x) { return x - x == 0; }
 
@@ -45,8 +45,8 @@ ATTUNE_CHECK_BOTH RowBounds bounds_of_row(const BoundTerms& terms, double z_abs,
   return b;
 }
 
-// Of one channel of out = numerator / sum. A score that is off by e moves its probability by a factor of exp(e), and
-// both by no more than this.
+// The bound of one channel of out = numerator / sum. An error e of a score changes its probability by a factor of at
+// most exp(e), and thereby numerator and sum.
 ATTUNE_CHECK_BOTH double bound_of_out(const RowBounds& b, double out, double pv_abs, double pv_lost, double v_abs,
                                       double largest_p) {
   const double from_scores = 0.5 * expm1(2 * b.score);
@@ -54,15 +54,15 @@ ATTUNE_CHECK_BOTH double bound_of_out(const RowBounds& b, double out, double pv_
          fabs(out) * (b.sum + from_scores) + 1e-36;
 }
 
-// What the bounds of one gradient have in common (docs/semantics.md, "Precision and determinism").
+// What the bounds of the elements of one gradient share (docs/semantics.md, "Precision and determinism").
 struct GradientTerms {
-  double of_products;  // error of the minuend and subtrahend of a term
-  double of_terms;     // of the sum of the terms, with the rounding of p or dx
-  double additive;     // as above
-  double least;        // of a p or dx that becomes subnormal or nothing, absolute
+  double of_products;  // the error of the minuend and subtrahend of a term
+  double of_terms;     // of the sum of the terms, with the rounding of P or dX
+  double additive;     // as in BoundTerms
+  double least;        // the error of a P or dX that becomes subnormal or 0, absolute
 };
 
-// Of one element, by the sums that reference::Gradient has of it.
+// The bound of one element, from the sums that reference::Gradient has for it.
 ATTUNE_CHECK_BOTH double bound_of_gradient(const GradientTerms& terms, double sum_terms, double sum_parts,
                                                   double sum_scores, double sum_factors) {
   const double of_scores = (sum_scores + terms.additive * sum_terms) * kOfFp32;

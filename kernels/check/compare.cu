@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares each element of a run's out, lse and max_logits with the oracle's, within the bounds of check/bounds.h, one
-// thread for each. Elements that the operation must not write must still hold the filler.
+// thread for each element. Elements that the operation must not write must still hold the filler.
 #include "check/compare_params.h"
 #include "check/within.cuh"
 
@@ -15,7 +15,7 @@ struct Expected {
   double value, bound;
 };
 
-// Element i of all outputs. what: 0 out, 1 lse, 2 max_logits.
+// The expected element i of all outputs. what: 0 out, 1 lse, 2 max_logits.
 __device__ inline Expected expected_of(const CompareParams& p, int what, long long output_row, long long at) {
   const OracleParams& o = *p.oracle;
   const RowBounds b = bounds_of_row(p.terms, o.z_abs[output_row], o.z_lost[output_row], o.max_logit[output_row],

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares each element of a run's gradients with what the oracle allows, one thread for each. Elements that the
-// operation must not write must still hold the filler.
+// Compares each element of a run's gradients with the oracle's, within its bound, one thread for each element. Elements
+// that the operation must not write must still hold the filler.
 #include "check/backward_params.h"
 #include "check/within.cuh"
 
@@ -12,7 +12,7 @@ __device__ inline long long num_elements(const Tensor& t) {
   return count;
 }
 
-// Element `at` in row-major order.
+// The address of element `at` in row-major order.
 __device__ inline const char* element_number(const Tensor& t, long long at) {
   long long offset = 0;
   for (int axis = t.rank - 1; axis >= 0; --axis) {

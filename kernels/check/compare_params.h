@@ -8,10 +8,11 @@
 
 namespace attune::oracle {
 
-// What one thread has found. first: of the elements of out, then of lse, then of max_logits, row by row; -1: none.
+// What one thread has found. first: the first wrong element, counted through out, lse and max_logits, row by row; -1:
+// none.
 struct Verdict {
   long long num_elements, num_bad, first;
-  double expected, actual, bound;  // of the first
+  double expected, actual, bound;  // of the first wrong element
 };
 
 struct CompareParams {
@@ -20,7 +21,7 @@ struct CompareParams {
   Tensor out, lse, max_logits;  // of the run
   double out_scale;
   int saturate;
-  int filler;  // the bytes of what was not written
+  int filler;  // the byte pattern of memory that was not written
   Verdict* verdicts;  // [threads of the grid]
 };
 

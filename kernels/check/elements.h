@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stored elements as doubles, which hold all of them exactly; and tensors, Tensor or attune_tensor, read one element at
-// a time. For host and device (check/host_device.h).
+// Stored elements as doubles, which hold all of them exactly; and reads of single elements of tensors (Tensor or
+// attune_tensor). For host and device (check/host_device.h).
 #pragma once
 
 #include "check/host_device.h"
@@ -19,10 +19,10 @@ ATTUNE_CHECK_BOTH double from_bits(unsigned long long bits) {
 ATTUNE_CHECK_BOTH double infinity() { return from_bits(0x7ffull << 52); }
 ATTUNE_CHECK_BOTH double not_a_number() { return from_bits(0xfffull << 51); }
 ATTUNE_CHECK_BOTH bool is_nan(double x) { return x != x; }
-// 2^e of a normal number.
+// 2^e, for an e of normal numbers.
 ATTUNE_CHECK_BOTH double power_of_two(int e) { return from_bits(static_cast<unsigned long long>(e + 1023) << 52); }
 
-// sign | exponent | mantissa, with subnormals. The all-ones exponent is infinity or NaN in IEEE formats.
+// Decodes sign | exponent | mantissa, with subnormals. In IEEE formats the all-ones exponent is infinity or NaN.
 ATTUNE_CHECK_BOTH double decode_float(unsigned bits, int exponent_bits, int mantissa_bits, bool ieee) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const int mantissa = static_cast<int>(bits & ((1u << mantissa_bits) - 1));
@@ -41,11 +41,11 @@ ATTUNE_CHECK_BOTH double decode_bf16(unsigned bits) {
   both.bits = bits << 16;
   return both.value;
 }
-// e4m3fn has no infinity: the largest exponent is in use, and only the all-ones code is NaN.
+// e4m3fn has no infinity: the largest exponent has ordinary numbers, and only the all-ones code is NaN.
 ATTUNE_CHECK_BOTH double decode_e4m3(unsigned code) {
   return (code & 0x7f) == 0x7f ? not_a_number() : decode_float(code, 4, 3, false);
 }
-// A power of two with a biased exponent; 255 is NaN.
+// A power of two, as a biased exponent; 255 is NaN.
 ATTUNE_CHECK_BOTH double decode_e8m0(unsigned code) {
   return code == 255 ? not_a_number() : power_of_two(static_cast<int>(code) - 127);
 }
@@ -91,7 +91,7 @@ ATTUNE_CHECK_BOTH int element_bytes(int dtype) {
 ATTUNE_CHECK_BOTH bool present(const auto& t) {
   return t.dtype != kNone;
 }
-// Trailing axes without an index: element 0.
+// Trailing axes without an index take element 0.
 ATTUNE_CHECK_BOTH const char* element_at(const auto& t, auto... index) {
   const long long indices[] = {index...};
   long long offset = 0;

@@ -8,8 +8,8 @@ namespace attune::oracle {
 struct GuardParams {
   const unsigned long long* words;
   long long num_words;
-  unsigned long long filler;  // each of them
-  long long* first;           // [threads of the grid]: the first word of the thread's that is another; -1: none
+  unsigned long long filler;  // the value of each word
+  long long* first;           // [threads of the grid]: the first word of the thread that has another value; -1: none
 };
 
 }  // namespace attune::oracle

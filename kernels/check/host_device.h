@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The oracle's formulas are compiled by NVRTC, for the oracle on the GPU, and by the host's compiler, for reference/.
+// NVRTC compiles the oracle's formulas for the oracle on the GPU, the host's compiler compiles them for reference/.
 #pragma once
 
 #ifdef __CUDACC__

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sequences of the operation, their keys, and the addresses of these. docs/semantics.md, "Sequences" and
+// The sequences of the operation, their keys, and the addresses of these keys. docs/semantics.md, "Sequences" and
 // "Where keys come from".
 #pragma once
 
@@ -11,7 +11,7 @@ struct Extent {
   long long first, count;
 };
 
-// Rows of sequence b of q or k: by cu_seqlens, clamped to [0, rows] and to not decrease; by the first axis; one row
+// The rows of sequence b in q or k: by cu_seqlens, clamped to [0, rows] and made monotonic; by the first axis; one row
 // each; or all rows.
 __device__ inline Extent extent_of(const Tensor& tokens, const Tensor& cu_seqlens, bool one_a_row, long long b) {
   if (tokens.rank == 4) return b < tokens.shape[0] ? Extent{b * tokens.shape[1], tokens.shape[1]} : Extent{0, 0};
@@ -32,8 +32,8 @@ __device__ inline Extent extent_of(const Tensor& tokens, const Tensor& cu_seqlen
 // Queries and keys of one sequence.
 struct Sequence {
   long long b;
-  Extent queries, dense;  // rows of q; rows of k: all keys, or the new tokens
-  long long num_cached;   // in a ring: all ever appended
+  Extent queries, dense;  // rows of q; rows of k, which are all keys or the new tokens
+  long long num_cached;   // in a ring: all that were ever appended
   __device__ long long num_keys() const { return num_cached + dense.count; }
 };
 
@@ -59,7 +59,7 @@ __device__ inline Sequence sequence_at(const OracleParams& p, long long b) {
   return s;
 }
 
-// The sequence that owns the row of q; -1: none.
+// The sequence that owns a row of q; -1: none.
 __device__ inline long long sequence_of(const OracleParams& p, long long row) {
   if (p.q.rank == 4) return row / p.q.shape[1];
   if (!present(p.cu_seqlens_q)) return has_cache(p) ? row : 0;
@@ -72,13 +72,13 @@ __device__ inline long long sequence_of(const OracleParams& p, long long row) {
   return -1;
 }
 
-// The location of one key and its value.
+// Where one key and its value are stored.
 struct Key {
   bool exists;
-  const Cache* cache;        // null: dense
+  const Cache* cache;        // null: a dense key
   long long k_slot, v_slot;  // page * page_size + offset
-  long long row;             // dense
-  long long position;        // in the sequence; meaningless for a list of indices
+  long long row;             // of a dense key
+  long long position;        // in the sequence; no meaning for keys from index lists
 };
 __device__ inline Key no_key() { return {false, nullptr, 0, 0, 0, 0}; }
 
@@ -110,7 +110,7 @@ __device__ inline Key cached_key(const OracleParams& p, const Sequence& s, long 
   return {true, &c, k_page * c.page_size + offset, v_page * c.page_size + offset, 0, t};
 }
 
-// The number of entries in use of a row of indices.
+// The number of entries of a row of indices that are in use.
 __device__ inline long long list_length(const OracleParams& p, const Tensor& indices, const Tensor& lengths,
                                         long long b, long long row) {
   if (!present(indices)) return 0;
@@ -133,10 +133,10 @@ __device__ inline Key listed_key(const OracleParams& p, const Tensor& indices, c
   return {true, nullptr, 0, 0, s.dense.first + index, index};
 }
 
-// All keys that a row may see, by number; some do not exist.
+// All keys that a row may see, numbered; some of the numbers have no key.
 struct Keys {
-  long long oldest;         // how many the ring has overwritten
-  long long listed, extra;  // entries of the lists
+  long long oldest;         // how many keys the ring has overwritten
+  long long listed, extra;  // entries of both lists
   long long count;
 };
 
@@ -168,7 +168,7 @@ __device__ inline Row key_row(const OracleParams& p, const Key& key, long long k
   if (key.cache == nullptr) return dense_row(p.k, key.row, kv_head);
   return cached_row(*key.cache, key.cache->page_size, key.k_slot, kv_head, false);
 }
-// Without a V of its own the value is the first channels of the key.
+// If there is no V, the value is the first channels of the key.
 __device__ inline Row value_row(const OracleParams& p, const Key& key, long long kv_head) {
   if (key.cache == nullptr) return dense_row(present(p.v) ? p.v : p.k, key.row, kv_head);
   if (!present(key.cache->v)) return key_row(p, key, kv_head);

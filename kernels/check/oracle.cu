@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention in float64 by docs/semantics.md, for comparing whole outputs at serving sizes. Not fast.
+// The oracle on the GPU: attention in float64 by docs/semantics.md, for comparing whole outputs at serving sizes. It is
+// not fast.
 //
-// A block takes one (row, head) at a time. First each thread computes the scores of some keys, then each thread
+// A block takes one (row, head) at a time. First each thread computes the scores of some keys; then each thread
 // computes some channels of the output over all keys. The probabilities in between are in the block's scratch.
 #include "check/keys.cuh"
 #include "check/scores.h"
@@ -10,7 +11,7 @@ namespace attune::oracle {
 
 constexpr double kNoP = -1.0;  // marks a key that does not exist, is masked, or has score -inf
 
-// The larger; NaN where either is, unless the other is +inf.
+// The larger of two numbers. NaN if either is NaN, unless the other is +inf.
 __device__ inline double larger(double x, double y) {
   if (x == infinity() || y == infinity()) return infinity();
   return is_nan(x) || x > y ? x : y;
@@ -29,7 +30,7 @@ struct OutputRow {
   long long kv_head;
   double* probs;    // [max_keys]: first scores, then probabilities
   double* sums;     // [threads][kNumSums]
-  Row* values;      // [max_keys], of keys that exist
+  Row* values;      // [max_keys], for keys that exist
 };
 
 __device__ inline Key key_of_row(const OutputRow& l, long long j) {
@@ -76,7 +77,7 @@ __device__ inline void make_scores(const OutputRow& l) {
   mine[4] = stats.z_lost;
 }
 
-// The statistics of all threads, merged.
+// Merges the statistics of all threads.
 __device__ inline RowStats gather(const OutputRow& l) {
   RowStats all = {-infinity(), 0, 0, 0};
   for (unsigned t = 0; t < blockDim.x; ++t) {
@@ -102,7 +103,7 @@ __device__ inline double row_sum(const OutputRow& l, double largest) {
   return all;
 }
 
-// Scores to probabilities; returns the largest. attention: the sum of P over the keys, without the sink.
+// Replaces scores by probabilities; returns the largest. attention: the sum of P over the keys, without the sink.
 __device__ inline double make_probs(const OutputRow& l, double largest, double sum, double attention) {
   double largest_p = 0;
   for (long long j = threadIdx.x; j < l.keys.count; j += blockDim.x) {
@@ -111,7 +112,7 @@ __device__ inline double make_probs(const OutputRow& l, double largest, double s
     if (p > largest_p) largest_p = p;
     l.probs[j] = p;
   }
-  __syncthreads();  // the sums have been read
+  __syncthreads();  // all threads have read the sums
   l.sums[threadIdx.x * kNumSums] = largest_p;
   __syncthreads();
   for (unsigned t = 0; t < blockDim.x; ++t) largest_p = larger(largest_p, l.sums[t * kNumSums]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one pair of a query and a key gives to gradients. docs/semantics.md, "The backward of attention".
+// What one pair of a query and a key adds to the gradients. docs/semantics.md, "The backward of attention".
 #pragma once
 
 #include "check/backward_params.h"
@@ -23,13 +23,13 @@ __device__ inline Product product(const Row& x, const Row& y, int n) {
   return p;
 }
 
-// The sums that reference::Gradient has of one element.
+// The sums that reference::Gradient has for one element.
 struct Sums {
   double value, terms, parts, scores, factors;
 };
 
-// P, dZ or dX of a pair, which multiplies a row of q, k or dout; and what it adds to Sums::parts and Sums::scores, for
-// the error bound.
+// P, dZ or dX of a pair, by which a row of q, k or dout is multiplied; and what the pair adds to Sums::parts and
+// Sums::scores, for the error bound.
 struct Coefficient {
   double value, part, score;
 };
@@ -43,7 +43,7 @@ __device__ inline void add(Sums& to, const Coefficient& c, double x) {
   to.factors += abs;
 }
 
-// Terms of a table, which are multiplied with nothing.
+// The same for tables, whose terms are multiplied by nothing.
 __device__ inline void add(Sums& to, const Coefficient& c) {
   to.value += c.value;
   to.terms += fabs(c.value);
@@ -56,15 +56,15 @@ __device__ inline void store(const Gradient& g, long long at, const Sums& s) {
   g.bound[at] = bound_of_gradient(g.terms, s.terms, s.parts, s.scores, s.factors);
 }
 
-// What the pairs of a query and head share.
+// What all pairs of a query and head share.
 struct QueryTerms {
   bool sees;  // its lse is not -inf
   Product delta;
   double lse, dlse;
-  double share, sink_gap;  // as reference/backward.cpp
+  double share, sink_gap;  // as in reference/backward.cpp
 };
 
-// Element (row, head) of a tensor like lse.
+// The element (row, head) of a tensor shaped like lse.
 __device__ inline double row_number(const Tensor& t, long long row, long long head) {
   return t.rank == 3 ? number_at(t, row / t.shape[1], row % t.shape[1], head) : number_at(t, row, head);
 }
@@ -84,7 +84,7 @@ __device__ inline QueryTerms query_terms(const BackwardOracleParams& p, long lon
 }
 
 struct Pair {
-  bool counts;  // visible, and not of score -inf
+  bool counts;  // the pair is visible and its score is not -inf
   Coefficient dz, dx, p;
 };
 
@@ -100,7 +100,7 @@ __device__ inline Pair pair_of(const BackwardOracleParams& params, const QueryTe
   pair.counts = true;
   const double a = exp(z - terms.lse), p = a * terms.share, x = f.softmax_scale * qk.sum;
   const double scale = fabs(f.softmax_scale), x_abs = scale * qk.abs;
-  double slope = 1, bend = 0;  // of the softcap, and how fast the slope changes
+  double slope = 1, bend = 0;  // the slope of the softcap, and how fast the slope changes
   if (f.softcap > 0) {
     const double t = tanh(x / f.softcap);
     slope = 1 - t * t;

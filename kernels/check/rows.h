@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The channels of a token's head, in dense tensors and in caches of any format (Cache or attune_kv_cache). For host and
-// device (check/host_device.h).
+// The channels of a token and head, in dense tensors and in caches of any format (Cache or attune_kv_cache). For host
+// and device (check/host_device.h).
 #pragma once
 
 #include "check/elements.h"
@@ -10,20 +10,20 @@ namespace attune::oracle {
 // The channels of one token and head, in any of the formats.
 struct Row {
   const char* first;  // channel 0
-  long long step;     // bytes from a channel to the next
+  long long step;     // bytes from one channel to the next
   int dtype;
   double scale;
-  int pack;             // > 0: channels lie in packs of so many,
-  long long pack_step;  // so many bytes apart
+  int pack;             // > 0: packs have this many channels
+  long long pack_step;  // and begin this many bytes apart
   int format;
-  const char* scales;  // of groups of channels
+  const char* scales;  // for groups of channels
 };
 
 ATTUNE_CHECK_BOTH double byte_pair_bf16(const char* at) {
   const unsigned low = load<unsigned char>(at), high = load<unsigned char>(at + 1);
   return decode_bf16(low | high << 8);
 }
-// Rows of bytes are aligned to nothing.
+// Rows of bytes need no alignment.
 ATTUNE_CHECK_BOTH double bytes_fp32(const char* at) {
   unsigned bits = 0;
   for (int i = 3; i >= 0; --i) bits = bits << 8 | load<unsigned char>(at + i);
@@ -35,7 +35,7 @@ ATTUNE_CHECK_BOTH double channel(const Row& row, int d) {
     case kMla656:  // 512 e4m3 | 4 fp32 scales, one per 128 | 64 bf16
       if (d >= 512) return byte_pair_bf16(row.first + 528 + 2 * (d - 512));
       return decode_e4m3(load<unsigned char>(row.first + d)) * bytes_fp32(row.first + 512 + 4 * (d / 128));
-    case kMla584:  // 448 e4m3 | 64 bf16; 7 e8m0 scales, one per 64, are elsewhere
+    case kMla584:  // 448 e4m3 | 64 bf16; 7 e8m0 scales, one per 64, are stored elsewhere
       if (d >= 448) return byte_pair_bf16(row.first + 448 + 2 * (d - 448));
       return decode_e4m3(load<unsigned char>(row.first + d)) * decode_e8m0(load<unsigned char>(row.scales + d / 64));
     default: {
@@ -46,12 +46,12 @@ ATTUNE_CHECK_BOTH double channel(const Row& row, int d) {
   }
 }
 
-// Channels along the last axis of a tensor.
+// The channels along the last axis of a tensor.
 ATTUNE_CHECK_BOTH Row strided_row(const auto& t, const char* first, double scale = 1.0) {
   return {first, t.stride[t.rank - 1] * element_bytes(t.dtype), t.dtype, scale, 0, 0, kPlain, nullptr};
 }
 
-// Of q, k or v: [rows, heads, dim], or [batch, seqlen, heads, dim] with rows = batch * seqlen.
+// A row of q, k or v: [rows, heads, dim], or [batch, seqlen, heads, dim] with rows = batch * seqlen.
 ATTUNE_CHECK_BOTH Row dense_row(const auto& t, long long row, long long head) {
   const char* first = t.rank == 4 ? element_at(t, row / t.shape[1], row % t.shape[1], head) : element_at(t, row, head);
   return strided_row(t, first);
@@ -63,7 +63,7 @@ ATTUNE_CHECK_BOTH double scale_of(const auto& c, const auto& scale, long long pa
   return c.layout == kNhd ? number_at(scale, page, offset, head) : number_at(scale, page, head, offset);
 }
 
-// page_size: of the cache, also where the descriptor leaves it to the shape of K.
+// page_size: of the cache, even if the descriptor leaves it to the shape of K.
 ATTUNE_CHECK_BOTH Row cached_row(const auto& c, long long page_size, long long slot, long long head, bool is_v) {
   const long long page = slot / page_size, offset = slot % page_size;
   if (c.format == kMla656) return {element_at(c.k, page, offset), 1, kUint8, 1.0, 0, 0, kMla656, nullptr};

@@ -62,7 +62,7 @@ ATTUNE_CHECK_BOTH double table_bias(const auto& p, const Query& q, long long key
 ATTUNE_CHECK_BOTH double new_token_bias(const auto& p, const Query& q, long long key) {
   const auto& bias = p.new_token_bias;
   if (!present(bias)) return 0;
-  const long long column = key - (q.position - q.index);  // the first new token stands where query 0 does
+  const long long column = key - (q.position - q.index);  // the first new token has the position of query 0
   if (q.index >= bias.shape[0] || column < 0 || column >= bias.shape[1]) return 0;
   return number_at(bias, q.index, column);
 }
@@ -77,7 +77,7 @@ ATTUNE_CHECK_BOTH long long t5_bucket(long long relative, long long num_buckets,
   if (distance < exact) return offset + distance;
   const double unit = static_cast<double>(exact), most = static_cast<double>(max_distance) / unit;
   const double steps = log(static_cast<double>(distance) / unit) / log(most) * static_cast<double>(buckets - exact);
-  // A distance that is exactly on a boundary must not fall below it by a rounding of the logarithms.
+  // A distance exactly on a boundary must not fall below it by a rounding of the logarithms.
   const double nearest = rint(steps), whole = fabs(steps - nearest) < 1e-12 ? nearest : floor(steps);
   const long long bucket = exact + static_cast<long long>(whole);
   return offset + (bucket < buckets - 1 ? bucket : buckets - 1);
@@ -90,7 +90,7 @@ ATTUNE_CHECK_BOTH double t5(const auto& p, const Query& q, long long key) {
   return number_at(p.t5_bias, q.head, bucket);
 }
 
-// z of a product <q, k>: scale, softcap, additive terms. Keys that indices list have no positions.
+// The score z of a product <q, k>: scale, softcap, additive terms. Keys from index lists have no positions.
 ATTUNE_CHECK_BOTH double score(const auto& p, double scale, const Query& q, long long key, double product) {
   double z = scale * product;
   if (p.softcap > 0) z = p.softcap * tanh(z / p.softcap);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether one stored element is what an oracle allows.
+// Whether one stored element is within the bound that an oracle allows.
 #pragma once
 
 #include "check/compare_params.h"
@@ -7,7 +7,7 @@
 
 namespace attune::oracle {
 
-// Rounds to the nearest number of a format, to even; beyond its range to infinity or to the largest number.
+// Rounds to the nearest number of a format, ties to even; beyond its range to infinity or to the largest number.
 __device__ inline double round_to(int dtype, double x, bool saturate) {
   if (is_nan(x)) return x;
   const int exponent_bits = dtype == kFloat16 || dtype == kE5m2 ? 5 : dtype == kE4m3 ? 4 : 8;
@@ -44,7 +44,7 @@ __device__ inline bool is_untouched(int filler, int dtype, const char* at) {
   return true;
 }
 
-// Element number `index` of those compared.
+// Counts element number `index` of those compared.
 __device__ inline void count_element(bool good, long long index, double expected, double actual, double bound,
                                      Verdict& verdict) {
   ++verdict.num_elements;
