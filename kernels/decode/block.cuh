@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block does with one split before the epilogue: loads queries and new tokens, runs the mainloop.
+// What a block does with one split before the epilogue: loads queries and new tokens, then runs the mainloop.
 #pragma once
 
 #include "common/stamp.cuh"
@@ -16,16 +16,16 @@ __device__ __forceinline__ void clear_stages(SharedStorage& shared) {
   __syncthreads();
 }
 
-// The state of a block between splits: its stream-K range, in shared memory, and the registers of its warps.
+// The state of a block across splits: its stream-K range, in shared memory, and the registers of its warps.
 struct Block {
-  // Larger tiles leave no registers for inputs in flight.
+  // With larger tiles no registers are left for inputs in flight.
   static constexpr int kAccumulators = Config::kBlocksV * Config::kRowTiles;
   static constexpr bool kScalesValues = Config::kNewTokens && Config::kElement == 1;
   static constexpr bool kPrefetchQuery = Config::kVectors && kAccumulators <= 16;
   static constexpr bool kPrefetchToken = Config::kNewTokens && kPrefetchQuery && Config::kHeadDimQk <= 128 &&
                                          kAccumulators <= (Config::kKeyFactors ? 8 : 16);
 
-  kernels::StreamKRange* stream_k;  // SharedStorage::stream_k; in a cluster only those of warps
+  kernels::StreamKRange* stream_k;  // SharedStorage::stream_k; in a cluster only the ranges of the warps are set
   Producer producer;
   Mainloop mainloop;
   QueryOperand queries;
@@ -33,9 +33,9 @@ struct Block {
   QueryRows rows;
   AttentionState state;
   int stage;
-  bool begun;  // the first copies are issued
+  bool begun;  // the first copies have been issued
 
-  // first: the range with which this warp's producer begins.
+  // first: the initial range of this warp's producer.
   __device__ __forceinline__ Block(const AttentionParams& p, const kernels::StreamKRange& first, SharedStorage& shared)
       : stream_k(shared.stream_k),
         producer(p, first, stream_k, shared),
@@ -45,13 +45,13 @@ struct Block {
         stage(0),
         begun(false) {}
 
-  // What a warp waits for at the start of a split beside keys.
+  // What a warp loads at the start of a split, besides keys.
   struct Inputs {
     QueryInput query;
     NewTokens::Input token;
   };
 
-  // In a cluster: issues loads before the lengths have arrived. A token that turns out not to exist is ignored.
+  // In a cluster: issues loads before the lengths have arrived. A token that does not exist is ignored later.
   __device__ __forceinline__ static void request_rows(const AttentionParams& p, const Split& split,
                                                       SharedStorage& shared, Inputs& inputs) {
     const int r = threadIdx.x / 32;
@@ -63,8 +63,8 @@ struct Block {
     }
   }
 
-  // Loads the inputs of a split: a query, a new token, and in the first split the first keys. All loads are issued
-  // before any is waited for.
+  // Loads the inputs of a split: a query, a new token and, in the first split, the first keys. Issues all loads before
+  // it waits for any.
   __device__ __forceinline__ void fetch_rows(const AttentionParams& p, const kernels::StreamKRange& range,
                                              const NewTokens& tokens, int num_new, bool append, Inputs& inputs,
                                              SharedStorage& shared) {
@@ -108,7 +108,7 @@ struct Block {
     }
   }
 
-  // In a cluster, after the block has sent its rows: appends the token of fetch_rows(), unless that has been done.
+  // In a cluster, after the block has sent its rows: appends the token of fetch_rows(), unless that has appended it.
   __device__ __forceinline__ void append_late(const AttentionParams& p, const kernels::StreamKRange& range,
                                               Inputs& inputs, SharedStorage& shared) const {
     if constexpr (kPrefetchToken && NewTokens::kAppendsLate) {
@@ -120,12 +120,13 @@ struct Block {
       tokens.append(p, inputs.token, split.head);
     }
   }
-  // Not for rings and beams: those are appended to when all readers are done.
+  // Not for rings and beams, which are appended to when all readers are done (append_last()).
   __device__ __forceinline__ static bool appends(const AttentionParams& p, const Split& split) {
     return p.append && p.tiles_done == nullptr && split.row_begin == 0;
   }
 
-  // For functions that are not inlined. In shared memory: an object whose address is taken is not kept in registers.
+  // For functions that are not inlined. It is in shared memory, because an object whose address is taken is not kept in
+  // registers.
   __device__ __forceinline__ const Sequence& sequence_in_shared(const kernels::StreamKRange& range) const {
     return Config::kCluster ? producer.range.sequence : range.sequence;
   }
@@ -147,7 +148,7 @@ struct Block {
     }
   }
 
-  // Everything but the epilogue. inputs: in a cluster, those of request_rows().
+  // All of a split but its epilogue. inputs: in a cluster, from request_rows().
   __device__ __forceinline__ void attend_split(const AttentionParams& p, const kernels::StreamKRange& range,
                                                Inputs& inputs, SharedStorage& shared) {
     const Split& split = range.split;
@@ -161,7 +162,7 @@ struct Block {
     queries.load();
     rows.start(p, split, range.sequence, query_scales);
     state.clear(Config::kCluster ? 0.0f : common::first_sum(shared.stamp, range.stamp));
-    // While the first keys are in flight, unless O must be scaled before new values are added.
+    // Runs while the first keys are in flight, unless O must be scaled before new values are added.
     if constexpr (!kScalesValues) attend_new_tokens(p, range, tokens, num_new, append, shared);
     attend_split_tiles(p, split, rows, queries, mainloop, producer, stage, state);
     if constexpr (kScalesValues) {

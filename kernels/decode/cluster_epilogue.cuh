@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The epilogue in a cluster, whose blocks are the splits of one output tile. Each block merges its warps as in
+// The epilogue in a cluster, whose blocks have the splits of one output tile. Each block merges its warps as in
 // epilogue.cuh and sends each row through DSMEM to the block that combines it: row r to rank r % size.
 //
-//   row stats of the warps | barrier | rescaled O of the warps | barrier | sums over the warps -> owner's DSMEM |
-//   owner: mbarrier, all bytes received | combine_row
+//   row stats of the warps | barrier | rescaled O of the warps | barrier | sums over the warps -> DSMEM of the rank |
+//   that rank: mbarrier, all bytes received | combine_row
 //
-// st.async counts its bytes at the owner's mbarrier, so no fence is needed after it. No block reads another's memory,
-// so each may exit once it has sent. All buffers overlay the stages, which no block needs once all have read their
+// st.async counts its bytes at the receiver's mbarrier, so no fence is needed. No block reads another's memory, so each
+// may exit once it has sent its rows. All buffers overlay the stages, which no block needs once all have read their
 // last key: the cluster barrier orders those reads before the sends.
 #pragma once
 
@@ -33,14 +33,14 @@ class ClusterEpilogue {
     ptx::init_barrier(received_, 1);
     ptx::publish_barriers();
   }
-  // Cluster arrive: this thread does not read the stages any more.
+  // Cluster arrive: this thread has read the stages for the last time.
   __device__ __forceinline__ void arrive(int num_rows) const {
     if (threadIdx.x == 0) ptx::arrive_expecting(received_, my_rows(num_rows) * size_ * kRowBytes);
     __syncwarp();
     ptx::arrive_at_cluster();
   }
 
-  // Merges the block's warps and sends the partial rows to their owners.
+  // Merges the block's warps and sends the partial rows to the blocks that combine them.
   __device__ __forceinline__ void send(const AttentionParams& p, const Split& split, const AttentionState& state,
                                        SharedStorage& shared) const {
     const WarpStats stats(shared);
@@ -58,7 +58,7 @@ class ClusterEpilogue {
     }
   }
 
-  // Receives and combines the rows that this block owns.
+  // Receives and combines the rows of this rank.
   __device__ __forceinline__ void combine(const AttentionParams& p, const Split& split) const {
     if (my_rows(split.num_rows) == 0) return;
     ptx::wait_phase(received_, 0);
@@ -67,7 +67,7 @@ class ClusterEpilogue {
   }
 
  private:
-  // Channels that are exchanged at a time: all where the stages have room, else as many as in epilogue.cuh.
+  // Channels that are exchanged at a time: all if the stages have room, otherwise as many as in epilogue.cuh.
   static constexpr int kAllBlocks = Config::kBlocksV, kExchangeBlocks = Config::kMergeChannels / 16;
   static constexpr int kPartialRow = Config::kHeadDimV + 4;  // channels, row_max, row_sum; aligned to 16 bytes
   static constexpr int kPartialFloats = Config::kRows * kPartialRow, kRowBytes = (Config::kHeadDimV + 2) * 4;
@@ -85,7 +85,7 @@ class ClusterEpilogue {
     return *reinterpret_cast<Overlay*>(shared.stages);
   }
 
-  // [slot of this block's rows][rank] of kPartialRow.
+  // [slot of this block's rows][rank] of kPartialRow floats.
   struct ClusterPartials {
     static constexpr bool kMany = false;
     const float* partials;
@@ -101,7 +101,7 @@ class ClusterEpilogue {
 
   __device__ __forceinline__ int my_rows(int num_rows) const { return (num_rows - rank_ + size_ - 1) >> shift_; }
 
-  // The factors of this warp's O, by row.
+  // The rescale factor of this warp's O for each row.
   __device__ __forceinline__ static void warp_rescale(const AttentionParams& p, const Split& split,
                                                       const WarpStats& stats,
                                                       float (&o_rescale)[Config::kRowTiles][2]) {
@@ -135,7 +135,7 @@ class ClusterEpilogue {
   }
 
   __device__ __forceinline__ void send_o(const Split& split, const WarpStats& stats, int first_channel) const {
-    constexpr int kGroups = 4 * kPassBlocks;  // of four channels, a row
+    constexpr int kGroups = 4 * kPassBlocks;  // groups of four channels in a row
 #pragma unroll 1
     for (int i = threadIdx.x; i < Config::kRows * kGroups; i += Config::kThreads) {
       const int row = i / kGroups, local = i % kGroups * 4, channel = first_channel + local;
@@ -157,7 +157,7 @@ class ClusterEpilogue {
 
   float* const exchange_;  // [kWarps][kRows] of kPitch
   float* const partials_;
-  const unsigned received_;  // shared address: counts the bytes of partials_
+  const unsigned received_;  // the shared address of the mbarrier that counts the bytes of partials_
   const int rank_, size_, shift_;
 };
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combines the partial results of an output tile that several blocks have splits of.
+// Combines the partial results of an output tile whose splits belong to several blocks.
 //
 //   M = max_i m_i;  L = sum_i l_i 2^(m_i - M);  O = sum_i o_i 2^(m_i - M);  out = O / L,  over the splits in the order
 //   of their keys
 //
-// so the result has the same bits every time, whichever block combines.
+// The order is fixed, so the result has the same bits in every run, whichever block combines.
 #pragma once
 
 #include "common/lanes.cuh"
@@ -17,14 +17,14 @@ namespace attune::decode {
 __device__ __forceinline__ int range_of_block(const AttentionParams& p) {
   return static_cast<int>(blockIdx.x / static_cast<unsigned>(p.head_lanes));
 }
-// The block with this block's head lane of a range.
+// The block of this block's head lane for a range.
 __device__ __forceinline__ int block_of_range(const AttentionParams& p, int range) {
   return range * p.head_lanes + scheduler::head_lane(p);
 }
 
-// Partial results in the workspace, which stay in L2. A block has two slots: one for an output tile that began in a
-// block before, one for a tile that goes on in the next. With ranges counted as blocks, the splits of an output tile
-// that begins in block c are in slots 2c + 1, 2(c + 1), 2(c + 2)...
+// Partial results in the workspace, which stay in L2. A block has two slots: one for an output tile that began in an
+// earlier block, one for an output tile that continues in the next. Counting ranges as blocks, the splits of an output
+// tile that begins in block c are in slots 2c + 1, 2(c + 1), 2(c + 2)...
 struct GlobalPartials {
   static constexpr bool kMany = true;  // there may be more than 32
   const AttentionParams& p;
@@ -43,7 +43,7 @@ struct GlobalPartials {
   }
 };
 
-// Counts this block's split of the output tile. True, in all threads, if all splits have been stored.
+// Counts this block's split of the output tile. Returns true, in all threads, if all splits have been stored.
 __device__ __forceinline__ bool arrive(const AttentionParams& p, int first_range, int num_splits, int& is_last) {
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -60,9 +60,9 @@ __device__ __forceinline__ bool arrive(const AttentionParams& p, int first_range
 template <class Partials>
 __device__ __forceinline__ void combine_row(const AttentionParams& p, const Split& split, long long q_begin,
                                             const Partials& partials, int row) {
-  constexpr int kVectors = (Config::kHeadDimV + 127) / 128;  // of four channels, a lane
+  constexpr int kVectors = (Config::kHeadDimV + 127) / 128;  // vectors of four channels for each lane
   const int lane = threadIdx.x % 32;
-  // Each lane rescales one split. More than 32 splits take several rounds; the stats of the first are kept.
+  // Each lane rescales one split. More than 32 splits take several rounds; the stats of the first round are kept.
   float2 first_stats{-ptx::infinity(), 0};
   if (lane < partials.count) first_stats = partials.stats(lane, row);
   float row_max = first_stats.x;
@@ -111,7 +111,7 @@ __device__ __forceinline__ void combine_row(const AttentionParams& p, const Spli
   }
 }
 
-// The block that arrives last combines all splits of the output tile. Which block that is varies from run to run.
+// The last block to arrive combines all splits of the output tile. Which block that is varies between runs.
 __device__ __forceinline__ void combine_if_last(const AttentionParams& p, const Split& split, long long q_begin,
                                                 const kernels::StreamKRange& range, int& is_last) {
   const scheduler::StreamKPartition partition(range.blocks, range.total_tiles);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A specialisation of the decode kernel, from the macros that the host compiles it with.
+// The configuration of the decode kernels, from the macros that the host compiles them with.
 #pragma once
 
 #include "common/attention_params.h"
@@ -14,7 +14,7 @@ using kernels::AttentionParams;
 // ATTUNE_LOAD: how rows of the cache are addressed.
 constexpr int kLoadTiles = 0;     // 16 keys from a multiple of 16 on share a page
 constexpr int kLoadRows = 1;      // each row has its own address: small pages, rings, beams
-constexpr int kLoadElements = 2;  // so has each element: x-packed layouts, rows not aligned to 4 bytes
+constexpr int kLoadElements = 2;  // each element has its own address: x-packed layouts, rows not aligned to 4 bytes
 
 // decode_cluster.cu: a block has one split, and all sequences have the same number of queries.
 #ifndef ATTUNE_CLUSTER
@@ -26,18 +26,18 @@ using common::kLog2e;
 struct Config {
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
   static constexpr int kQType = ATTUNE_Q_TYPE, kKvType = ATTUNE_KV_TYPE, kOutType = ATTUNE_OUT_TYPE;  // attune_dtype
-  static constexpr int kRowTiles = ATTUNE_ROW_TILES;  // of eight packed rows
-  static constexpr int kParts = ATTUNE_PARTS;         // a query, and P, is a sum of so many 16-bit numbers
+  static constexpr int kRowTiles = ATTUNE_ROW_TILES;  // tiles of eight packed rows
+  static constexpr int kParts = ATTUNE_PARTS;         // a query, and P, is a sum of this many 16-bit numbers
   static constexpr int kWarps = ATTUNE_WARPS, kStages = ATTUNE_STAGES, kBlocksPerSm = ATTUNE_BLOCKS_PER_SM;
   static constexpr int kLoad = ATTUNE_LOAD;
-  static constexpr int kCopyBytes = ATTUNE_COPY_BYTES;  // of one cp.async
-  // Scales by token of a key, and as many of its value, that a stage holds; kKeyFactors: one, a factor of S, or of P.
+  static constexpr int kCopyBytes = ATTUNE_COPY_BYTES;  // bytes of one cp.async
+  // A stage holds this many token scales of a key, and of its value. kKeyFactors: it is one, which multiplies S, or P.
   static constexpr int kTokenScales = ATTUNE_TOKEN_SCALES;
   static constexpr bool kKeyFactors = kTokenScales == 1;
   static constexpr int kScalesOfKey = scales_of_key(kTokenScales, kHeadDimQk, kHeadDimV);
   static constexpr unsigned kScore = ATTUNE_SCORE, kMask = ATTUNE_MASK;
   static constexpr bool kNewTokens = ATTUNE_NEW_TOKENS != 0;
-  static constexpr bool kPrologue = ATTUNE_PROLOGUE != 0;  // more than append
+  static constexpr bool kPrologue = ATTUNE_PROLOGUE != 0;  // there is more than append
   // Rows of q, k, v and of the prologue's tables are contiguous and aligned to the vectors of prologue.cuh.
   static constexpr bool kVectors = ATTUNE_VECTORS != 0;
 
@@ -58,10 +58,11 @@ struct Config {
   static constexpr int kBytesK = kernels::kKeysOfWarp * LayoutK::kPitch,
                        kBytesV = kernels::kKeysOfWarp * LayoutV::kPitch;
   static constexpr int kStageBytes = kBytesK + kBytesV + 2 * 4 * kernels::kKeysOfWarp * kScalesOfKey;
-  static constexpr int kMergeChannels = kernels::kMergeFloats / kRows;  // that the epilogue exchanges at a time
+  // channels that the epilogue exchanges at a time
+  static constexpr int kMergeChannels = kernels::kMergeFloats / kRows;
   static constexpr int kMergePitch = kMergeChannels + 4;
   static constexpr int kScratchFloats = kMergePitch * kRows;  // of a warp, in the exchange
-  // Rows end within a block of 16 channels: the bytes behind them, which no copy writes, must be zero.
+  // Rows end within a block of 16 channels: the bytes after them, which no copy writes, must be zero.
   static constexpr bool kPadded = kHeadDimQk % 16 != 0 || kHeadDimV % 16 != 0;
   static constexpr bool kQueriesInRegisters = kBlocksQk * 2 * kRowTiles * kParts <= 32;
 

@@ -4,26 +4,29 @@
 // Maths, for the packed rows r (queries of a sequence times the query heads of one KV head) and keys j of a split:
 //   s_rj = factor_r <q_r, k_j> [softcap, ALiBi], in base 2;  -inf where r may not see j
 //   m' = max(m, max_j s_rj);  p_rj = 2^(s_rj - m');  l = l 2^(m - m') + sum_j p_rj;  o = o 2^(m - m') + sum_j p_rj v_j
-// Each warp has its own (m, l, o) over its keys. The epilogue of a split merges the warps of the block:
+// Each warp has (m, l, o) of its own keys. The epilogue of a split merges the warps of the block:
 //   M = max_w m_w;  L = sum_w l_w 2^(m_w - M);  O = sum_w o_w 2^(m_w - M)
-// and stores O / L if the block had the whole output tile (sequence, KV head, block of rows). Otherwise it stores
-// (M, L, O), and the last block to arrive combines the splits, always in the order of the keys: the same bits each
-// time. A row that sees no key has m = -inf, l = 0 and P = 0; its output is 0.
+// It stores O / L if the block had the whole output tile (sequence, KV head, block of rows). Otherwise it stores (M, L,
+// O), and the last block to arrive combines the splits, always in the order of the keys, so the bits are the same in
+// every run. A row that sees no key has m = -inf, l = 0 and P = 0; its output is 0.
 //
 // Tiles: kWarps x 16 keys; 8, 16 or 32 rows; the whole head dim. Registers hold O (head_dim_v / 16 x rows / 8 x 4
-// floats) and Q. Each warp has a pipeline of its own, whose stages hold 16 keys, K then V:
+// floats) and Q. Every warp is its own producer and consumer: it has a private ring of stages of 16 keys, K then V.
 //
 //   copies:  | 0 | 1 | 2 |   3   |   4   |        tile i + kStages - 1 is issued before tile i is read, into the stage
 //   mma:                 | 0     | 1     | 2      of tile i - 1; one __syncwarp lies between.
 //
-// Work is scheduled by stream-K (scheduler/): each block takes an equal range of the key tiles of all output tiles. The
-// producer runs ahead into the next split during the epilogue, so that memory stays busy.
+// Grid: persistent blocks, no clusters. Stream-K (scheduler/stream_k*) gives each block an equal range of the key tiles
+// of all output tiles. The producer runs ahead into the next split during the epilogue, so that memory stays busy.
+//
+// Producer: producer.cuh; mainloop: mainloop.cuh; softmax: softmax.cuh; masks: query_rows.cuh; epilogue: epilogue.cuh
+// and combine.cuh; one split in order: block.cuh.
 #include "decode/block.cuh"
 #include "ptx/grid.cuh"
 
 namespace attune::decode {
 
-// Loads the block's stream-K range, a copy for the block and one for each warp. False if it is empty.
+// Loads the block's stream-K range: one copy for the block and one for each warp. Returns false if it is empty.
 __device__ __forceinline__ bool fetch_range(const AttentionParams& p, SharedStorage& shared) {
   static_assert(sizeof(kernels::StreamKRange) % 16 == 0, "copied in vectors of 16 bytes");
   constexpr int kVectors = sizeof(kernels::StreamKRange) / 16;
@@ -55,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
 
   if constexpr (Config::kPadded) clear_stages(shared);
   ptx::wait_for_previous_kernels();
-  // Tells the prefill kernel beside this one that previous kernels' writes are visible (prefill/block.cuh).
+  // Tells the prefill kernel beside this one that the previous kernels' writes are visible (prefill/block.cuh).
   if (p.decode_begun != nullptr && blockIdx.x == 0 && threadIdx.x == 0)
     ptx::store_release(p.decode_begun, *p.decode_begun + 1);
   ptx::allow_next_kernel();

@@ -2,8 +2,9 @@
 // Decode attention for few and short sequences, where latency counts: one launch, no schedule, and no partial results
 // in global memory.
 //
-// A cluster takes one output tile (sequence, KV head, block of rows), each of its blocks one split of it: an equal run
-// of the key tiles. Maths and tiles are those of decode.cu. Splits are combined through DSMEM:
+// Grid: (rank in the cluster inside blocks of rows; KV heads; sequences). A cluster takes one output tile (sequence, KV
+// head, block of rows), and each of its blocks one split of it, an equal run of the key tiles. Maths, tiles and files
+// are those of decode.cu, except that the splits are combined through DSMEM (cluster_epilogue.cuh):
 //
 //   each block:  issue loads of length, page table, rows of q, k, v -> page ids -> issue keys and values -> prologue ->
 //   mainloop   | cluster barrier |   send rows to the block that combines them (cluster_epilogue.cuh)
@@ -15,7 +16,7 @@
 
 namespace attune::decode {
 
-// The split as far as the grid defines it. Grid axes: rank in the cluster inside blocks of rows; KV heads; sequences.
+// The split as far as the grid defines it, before the length is known.
 __device__ __forceinline__ Split split_of_block(const AttentionParams& p, int rank, int size) {
   Split split{};
   split.batch = static_cast<int>(blockIdx.z), split.head = static_cast<int>(blockIdx.y);
@@ -25,7 +26,8 @@ __device__ __forceinline__ Split split_of_block(const AttentionParams& p, int ra
   return split;
 }
 
-// Prefetches the page table to L1 while the length is in flight: a lane copies a line to shared memory, unread.
+// Prefetches the page table to L1 while the length is in flight: each lane copies a line to shared memory, which nobody
+// reads.
 __device__ __forceinline__ void fetch_table(const AttentionParams& p, int batch, kernels::StreamKRange* unread) {
   constexpr int kLine = 32;  // entries of a cache line
   static_assert(sizeof(kernels::StreamKRange) >= 32 * 4, "an int of each lane");
@@ -35,8 +37,8 @@ __device__ __forceinline__ void fetch_table(const AttentionParams& p, int batch,
                      p.page_table.data + batch * p.page_table.row_stride + entry * p.page_table.column_stride, 4);
 }
 
-// This block's split, as a range. live is 0 in all blocks of the cluster if there are no queries; a block that has just
-// no keys gets an empty run of tiles.
+// This block's split as a range. live is 0 in all blocks of the cluster if there are no queries. A block without keys
+// gets an empty run of tiles.
 __device__ __forceinline__ kernels::StreamKRange range_of_cluster(const Split& split, const Sequence& sequence,
                                                                   int rank, int size) {
   kernels::StreamKRange s{};
@@ -64,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   __syncwarp();
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
-  // Loads that do not need the length are issued before it is waited for.
+  // Issues the loads that do not depend on the length before waiting for it.
   kernels::StreamKRange* stream_k = shared.stream_k;
   const int used = common::int_at(p.seqused_kv, place.batch);
   fetch_table(p, place.batch, stream_k);
@@ -92,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   block.append_late(p, range, inputs, shared);
   cluster_epilogue.combine(p, split);
   if constexpr (Config::kNewTokens) {
-    // All blocks have arrived, so no slot is read any more.
+    // All blocks have arrived, so all slots have been read.
     if (p.tiles_done != nullptr && rank == 0)
       append_sequence(p, split.batch, split.head, block.sequence_in_shared(range), shared);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The epilogue of a split, inside a block: merges the warps' results in the order of the warps, and stores the output,
-// or a partial result where other blocks have splits of the same output tile.
+// The epilogue of a split within a block: merges the warps' results in the order of the warps. Stores the output, or a
+// partial result if other blocks have splits of the same output tile.
 #pragma once
 
 #include "common/finish.cuh"
@@ -16,7 +16,7 @@ struct WarpStats {
   float* row_max;
   float* row_sum;
   float* pv_max;
-  float* o_rescale;  // over row_sum, once that has been read
+  float* o_rescale;  // overlays row_sum once that has been read
   __device__ __forceinline__ explicit WarpStats(SharedStorage& shared) {
     row_max = shared.row_max[0];
     row_sum = shared.row_sum[0];
@@ -39,13 +39,13 @@ struct WarpStats {
     }
     return result;
   }
-  // The factor of a warp's O in the block's, without the scale of V. at: warp * kRows + row.
+  // The rescale factor of a warp's O in the block's O, without the scale of V. at: warp * kRows + row.
   __device__ __forceinline__ float rescale_of_warp(int at, float row_max_ref) const {
     return kUndoMaxOffset * ptx::exp2_approx((Config::kKeyFactors ? pv_max[at] : row_max[at]) - row_max_ref);
   }
 };
 
-// The scale of cached values per tensor or per head, which the epilogue applies; else 1.
+// The scale of cached values per tensor or per head, which the epilogue applies; otherwise 1.
 __device__ __forceinline__ float epilogue_v_scale(const AttentionParams& p, int head) {
   float factor = 1.0f;
   if (Config::kNewTokens) return factor;
@@ -65,8 +65,8 @@ __device__ __forceinline__ float4 sum_over_warps(const float* exchange, int pitc
   return sum;
 }
 
-// Where a block stores the partial result of a split: rows of head_dim_v floats, and of (row_max, row_sum). out null:
-// the block has the whole output tile and stores the output.
+// Where a block stores the partial result of a split: rows of head_dim_v floats, and rows of (row_max, row_sum). out
+// null: the block has the whole output tile and stores the output.
 struct PartialAddress {
   float* out;
   float* stats;
@@ -88,7 +88,8 @@ __device__ __forceinline__ void store_warp_stats(const AttentionState& state, co
   }
 }
 
-// One thread a row: merges the warps' statistics, stores them, and writes the factor of each warp's O to shared memory.
+// One thread for each row: merges the warps' statistics, stores them, and writes the factor of each warp's O to shared
+// memory.
 __device__ __forceinline__ void merge_row_stats(const AttentionParams& p, const Split& split, long long q_begin,
                                                 const PartialAddress& partial, const WarpStats& stats, int row) {
   const float row_max = stats.block_max(row), row_max_ref = finite_row_max(row_max),
@@ -112,8 +113,8 @@ __device__ __forceinline__ void merge_row_stats(const AttentionParams& p, const 
   }
 }
 
-// Each warp's rescaled O to the exchange: kMergeChannels channels of every row, from block first_block of 16 on.
-// belongs.
+// Writes each warp's rescaled O to the exchange: kMergeChannels channels of every row, from block first_block (of 16
+// channels) on.
 __device__ __forceinline__ void store_warp_o(const AttentionState& state, const WarpStats& stats, float* exchange,
                                              int first_block) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -142,11 +143,11 @@ __device__ __forceinline__ void store_four(const AttentionParams& p, long long a
   common::store_element(Config::kOutType, p.out, at + 3 * p.out_dim_stride, x.w);
 }
 
-// The exchanged channels, summed over the warps, to the output or the partial result.
+// Sums the exchanged channels over the warps and stores them to the output or the partial result.
 __device__ __forceinline__ void store_channels(const AttentionParams& p, const Split& split, long long q_begin,
                                                const PartialAddress& partial, const float* exchange,
                                                int first_channel) {
-  constexpr int kGroups = Config::kMergeChannels / 4;  // of four channels, a row
+  constexpr int kGroups = Config::kMergeChannels / 4;  // groups of four channels in a row
 #pragma unroll 1
   for (int i = threadIdx.x; i < Config::kRows * kGroups; i += Config::kThreads) {
     const int row = i / kGroups, local = i % kGroups * 4, channel = first_channel + local;
@@ -165,7 +166,7 @@ __device__ __forceinline__ void store_channels(const AttentionParams& p, const S
   }
 }
 
-// The whole epilogue. Synchronises the block, but not at its end.
+// The whole epilogue. It synchronises the block, but not at its end.
 __device__ __forceinline__ void epilogue(const AttentionParams& p, const Split& split, long long q_begin,
                                          const PartialAddress& partial, const AttentionState& state,
                                          SharedStorage& shared) {

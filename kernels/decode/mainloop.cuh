@@ -2,8 +2,9 @@
 // The mainloop of one warp: 16 keys at a time against all rows of the split. S^T = K Q^T, the online softmax over the
 // keys, O^T += V^T P^T.
 //
-// Swap-AB: keys are the M rows of the mma, so eight query rows are one N tile and groups of up to 8 waste nothing. The
-// accumulator has S as (key g, rows 2t, 2t + 1), the B operand of P V needs (keys 2t.., row g): movmatrix transposes.
+// Swap-AB: keys are the M rows of the mma, so eight query rows fill one N tile and groups of up to 8 waste nothing. The
+// accumulator has S as (key g, rows 2t, 2t + 1), but the B operand of P V needs (keys 2t.., row g): movmatrix
+// transposes.
 #pragma once
 
 #include "decode/producer.cuh"
@@ -18,7 +19,7 @@ class Mainloop {
  public:
   __device__ __forceinline__ explicit Mainloop(int lane) : k_(lane), v_(lane), g_(lane / 4), t_(lane % 4) {}
 
-  // One tile. stage: shared address of the 16 keys from first_token on. valid_keys: those that some row sees.
+  // Runs one tile. stage: the shared address of the 16 keys from first_token on. valid_keys: those that some row sees.
   __device__ __forceinline__ void attend_tile(const AttentionParams& p, const Split& split, const QueryRows& rows,
                                               const QueryOperand& queries, unsigned stage, int first_token,
                                               unsigned valid_keys, AttentionState& state) const {
@@ -41,8 +42,8 @@ class Mainloop {
     }
     unsigned p_regs[Config::kParts][kN][2];
     Softmax::softmax(s, v_scale, p_regs, state);
-    // P is 0 where a row does not see a key or the score is -inf, and a part of a split P may be 0 too. 0 times a NaN
-    // or an infinite value would be NaN, so tiles that hold such values take the slow path.
+    // P is 0 where a row does not see a key or the score is -inf, and a 16-bit part of P may be 0 too. 0 times a NaN or
+    // an infinite value would be NaN, so tiles with such values take the slow path.
     if ((skips_keys || Config::kParts > 1 || Config::kBf16x3) && Config::kKvType != common::kInt8 &&
         any_nonfinite_v(stage + Config::kBytesK)) {
       pv_gemm_by_key(stage + Config::kBytesK, s, state);
@@ -88,7 +89,7 @@ class Mainloop {
   }
 
   __device__ __forceinline__ void qk_gemm(const QueryOperand& queries, unsigned stage, float (&s)[kN][4]) const {
-    // Two accumulators: the mma chains are half as long.
+    // Two accumulators halve the length of the chains of dependent mma instructions.
     float odd[kN][4] = {};
     if constexpr (Config::kBf16x3) {
 #pragma unroll
@@ -144,8 +145,8 @@ class Mainloop {
     }
   }
 
-  // Sets scores of keys that a row may not see to -inf. True if a mask that is looked up key by key hides a valid key
-  // from some row.
+  // Sets scores of keys that a row may not see to -inf. Returns true if a mask that is looked up key by key hides a
+  // valid key from some row.
   __device__ __forceinline__ bool mask(const AttentionParams& p, const Split& split, const QueryRows& rows,
                                        int first_token, unsigned valid_keys, float (&s)[kN][4]) const {
     bool masks_valid_key = false;
@@ -170,7 +171,7 @@ class Mainloop {
     return QueryRows::KeyMask::kAny && __any_sync(0xffffffffu, masks_valid_key) != 0;
   }
 
-  // True if a bias made some score -inf. Such a key does not count, whatever its value is.
+  // Returns true if a bias made some score -inf. Such a key does not count, whatever its value is.
   __device__ __forceinline__ static bool any_masked(const float (&s)[kN][4]) {
     bool any = false;
 #pragma unroll
@@ -230,7 +231,7 @@ class Mainloop {
     }
   }
 
-  // True if x, an fp32, two 16-bit or four 8-bit elements, has one that is not finite.
+  // Returns true if x, an fp32, two 16-bit or four 8-bit elements, has an element that is not finite.
   __device__ __forceinline__ static bool nonfinite(unsigned x) {
     if constexpr (Config::kBf16x3) return (x & 0x7f800000u) == 0x7f800000u;
     if constexpr (Config::kKvType == common::kBFloat16)
@@ -255,7 +256,7 @@ class Mainloop {
     return __any_sync(0xffffffffu, found);
   }
 
-  // The slow path: key by key, and only where P is not 0.
+  // The slow path: key by key, and only keys whose P is not 0.
   __device__ __forceinline__ void pv_gemm_by_key(unsigned v_tile, const float (&s)[kN][4],
                                                  AttentionState& state) const {
 #pragma unroll 1

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// New tokens, which are not in the cache yet: the block with the first split of an output tile attends to them, in fp32
-// after the prologue, and appends them. Warp w takes tokens w', w' + kWarps.., w' = kWarps - 1 - w: warps with
-// fewer queries first.
+// New tokens, which are not in the cache yet. The block with the first split of an output tile attends to them, in fp32
+// after the prologue, and appends them. Warp w takes tokens w', w' + kWarps, .., where w' = kWarps - 1 - w: warps with
+// fewer queries come first.
 //
 //   scratch <- k, v of a token | mainloop over the cache | row_max, row_sum, O <- token
 //
-// The load of the first token overlaps with that of the first tile. The token is added before the mainloop, but with
-// 8-bit caches after it, because O lacks the scale of cached values until then.
+// The load of the first token overlaps that of the first tile. The token is added before the mainloop. With 8-bit
+// caches it is added after the mainloop, because before that O lacks the scale of cached values.
 #pragma once
 
 #include "common/kv_codec.cuh"
@@ -21,13 +21,13 @@ __device__ __noinline__ void write_row(const kernels::KvPlane& plane, const KvSc
   common::store_row<Config::kKvType>(plane, scale, page, offset, head, row, head_dim);
 }
 
-// The slot for a position of a sequence. Page -1: the cache is too short.
+// The slot for a position of a sequence. page -1: the cache is too short.
 __device__ __forceinline__ Slot slot_of_new(const AttentionParams& p, int batch, int position) {
   if (p.ring_capacity == 0 && position >= p.capacity) return {-1, -1, 0};
   return find_slot(p, batch, p.ring_capacity > 0 ? position % p.ring_capacity : position);
 }
 
-// k, v: rows in shared memory, which other lanes have written too.
+// k, v: rows in shared memory that other lanes have also written.
 __device__ __forceinline__ void append_rows(const AttentionParams& p, const Slot& slot, int head, const float* k,
                                             const float* v) {
   if (!slot.exists(p)) return;
@@ -41,18 +41,18 @@ struct NewTokens {
   static constexpr int kPaddedDimQk = 16 * Config::kBlocksQk, kPaddedDimV = 16 * Config::kBlocksV;
 
   float* scratch;  // this warp's, in shared memory
-  int warp;        // w'
+  int warp;        // w' above
 
   __device__ __forceinline__ explicit NewTokens(SharedStorage& shared)
       : scratch(shared.exchange[threadIdx.x / 32]),
         warp(Config::kWarps - 1 - static_cast<int>(threadIdx.x / 32)) {}
 
-  // A token in flight.
+  // A token whose loads are in flight.
   struct Input {
     RowInput<Config::kHeadDimQk, common::kRowOfK> k;
     RowInput<Config::kHeadDimV, common::kRowOfV> v;
     Slot slot;  // where it is appended; page -1: nowhere
-    // kAppendsLate: the prologue's results, for append().
+    // kAppendsLate: the results of the prologue, for append().
     float key[RowInput<Config::kHeadDimQk, common::kRowOfK>::kVec];
     float value[RowInput<Config::kHeadDimV, common::kRowOfV>::kVec];
 
@@ -64,7 +64,7 @@ struct NewTokens {
       k.load(p, at, p.new_k.data, wanted);
       v.load(p, value_row(p, s, batch, head, i), p.new_v.data, wanted && !p.v_is_k);
     }
-    // The same in two steps, the first of which does not need the sequence's lengths.
+    // The same in two steps. The first step does not need the sequence's lengths.
     __device__ __forceinline__ void load_rows(const AttentionParams& p, int batch, int head, int i, bool wanted) {
       k.load_row(p, key_row(p, {}, batch, head, i), p.new_k.data, wanted);
       v.load_row(p, value_row(p, {}, batch, head, i), p.new_v.data, wanted && !p.v_is_k);
@@ -78,13 +78,13 @@ struct NewTokens {
 
   static constexpr int kVecK = RowInput<Config::kHeadDimQk, common::kRowOfK>::kVec,
                        kVecV = RowInput<Config::kHeadDimV, common::kRowOfV>::kVec;
-  // A lane's channels are stored to the cache at once.
+  // Whether a lane stores its channels to the cache as one vector.
   static constexpr bool kVectors = Config::kLoad != kLoadElements && Config::kCopyBytes >= kVecK * Config::kElement &&
                                    Config::kCopyBytes >= kVecV * Config::kElement;
-  // In a cluster the warp with the token is the slowest; it appends after the block has sent its rows.
+  // In a cluster the warp with the token is the slowest, so it appends after the block has sent its rows.
   static constexpr bool kAppendsLate = Config::kCluster && kVectors;
 
-  // Applies the prologue; stores the token to the scratch, and to the cache if it has a slot.
+  // Applies the prologue and stores the token to the scratch, and to the cache if it has a slot.
   __device__ __forceinline__ void store_to_scratch(const AttentionParams& p, Input& input, int head) const {
     const int d_k = input.k.first_channel(), d_v = input.v.first_channel();
     float (&k)[kVecK] = input.key, (&v)[kVecV] = input.value;
@@ -113,7 +113,7 @@ struct NewTokens {
     }
   }
 
-  // Loads, applies and stores a token in loops: slower, but little code.
+  // Loads a token, applies the prologue and stores the token, in loops: slower, but less code.
   __device__ __noinline__ static void fetch(const AttentionParams& p, const Sequence& s, int batch, int head, int i,
                                             bool append, float* scratch) {
     const TokenRow at = key_row(p, s, batch, head, i);
@@ -128,7 +128,7 @@ struct NewTokens {
     if (append) append_rows(p, slot_of_new(p, batch, at.position), head, scratch, scratch + kPaddedDimQk);
   }
 
-  // Attends to the token in the scratch, key `key` of the sequence, for all rows of the split.
+  // Attends to the token in the scratch for all rows of the split. key: its number in the sequence.
   __device__ __forceinline__ void attend(const AttentionParams& p, const Split& split, const QueryRows& rows,
                                          const unsigned char* queries, const float* query_scales, int key,
                                          AttentionState& state) const {
@@ -217,7 +217,7 @@ struct NewTokens {
   }
 };
 
-// Scales O by the scale of cached values per tensor or head before new values, which lack it, are added.
+// Scales O by the scale of cached values, per tensor or head, before new values are added, which have no scale.
 __device__ __forceinline__ void scale_cached_values(const AttentionParams& p, int head, AttentionState& state) {
   if (p.v_scale.mode != ScaleMode::kTensor && p.v_scale.mode != ScaleMode::kHead) return;
   const float scale = p.v_scale.data[p.v_scale.mode == ScaleMode::kTensor ? 0 : head * p.v_scale.head_stride];
@@ -243,8 +243,8 @@ __device__ __forceinline__ void append_sequence(const AttentionParams& p, int ba
   }
 }
 
-// Rings and beams, where others may still read the slot that is written: the block that is the last to have read tiles
-// of those sequences appends.
+// For rings and beams, where other blocks may still read the slot that is written: the block that is the last to have
+// read tiles of those sequences appends.
 __device__ __noinline__ void append_last(const AttentionParams& p, const Split& split, const Sequence& sequence,
                                          SharedStorage& shared) {
   constexpr int kTileKeys = Config::kTileKeys, kRows = Config::kRows;

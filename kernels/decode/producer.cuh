@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer half of a warp: walks the block's stream-K range ahead of the mainloop and copies this warp's 16 keys of
-// each tile to the warp's own ring of stages. Warps share no stages, so the mainloop needs no block barrier.
+// The producer part of a warp: walks the block's stream-K range ahead of the mainloop and copies this warp's 16 keys of
+// each tile to the warp's private ring of stages. Warps share no stages, so the mainloop needs no block barrier.
 #pragma once
 
 #include "decode/shared_storage.cuh"
@@ -15,27 +15,27 @@ using kernels::Split;
 using kernels::StreamKRange;
 
 struct Producer {
-  StreamKRange& range;  // this warp's, in shared memory
-  const char *k, *v;    // slot 0 of page 0 of the split's head; kLoadTiles: plus lane_offset()
+  StreamKRange& range;  // of this warp, in shared memory
+  const char *k, *v;    // slot 0 of page 0 for the split's head; kLoadTiles: plus lane_offset()
   int batch;            // of the split
   int num_cached;       // of the sequence
-  // Token scales of the split's head: lanes 0..15 copy those of keys, the others those of values. scales: of slot 0, or
-  // of the lane's key in a tile that begins at slot 0 (kLoadTiles). Strides in bytes.
+  // Token scales for the split's head: lanes 0..15 copy those of keys, the others those of values. scales: of slot 0,
+  // or of the lane's key in a tile that begins at slot 0 (kLoadTiles). Strides are in bytes.
   const char* scales;
   long long scale_page_stride, scale_slot_stride;
   bool has_scales;
-  int next_key, end_of_split;  // first key of this warp's next tile; of the tile behind the split's last
+  int next_key, end_of_split;  // the first key of this warp's next tile; the first key after the split's last tile
   int first_key, end_key;
   const int *table, *v_table;  // the sequence's rows (kLoadTiles)
   int stage;
-  int live;            // tiles are left
-  Slot slot;           // of the next tile's first key (kLoadTiles), or of this lane's key in it
-  unsigned all_valid;  // bit i: all 16 keys are valid in the tile that was issued i tiles before the last one
+  int live;            // there are more tiles
+  Slot slot;           // of the next tile's first key (kLoadTiles), or of this lane's key in that tile
+  unsigned all_valid;  // bit i: all 16 keys are valid in the tile that was issued i tiles before the latest
   const int warp, lane;
   const unsigned ring;         // shared address of this warp's stages
-  unsigned* const valid_keys;  // [kStages] of SharedStorage::valid_keys
+  unsigned* const valid_keys;  // SharedStorage::valid_keys[warp], [kStages]
 
-  // first: the range to begin with.
+  // first: the initial range.
   __device__ __forceinline__ Producer(const AttentionParams& p, const StreamKRange& first, StreamKRange* stream_k,
                                       SharedStorage& shared)
       : range(stream_k[1 + threadIdx.x / 32]),
@@ -49,7 +49,7 @@ struct Producer {
     __syncwarp();  // all lanes have read the range before one advances it
   }
 
-  // Starts with the split that the range has advanced to.
+  // Starts the split to which the range has advanced.
   __device__ __forceinline__ void start_split(const AttentionParams& p, const StreamKRange& s) {
     live = s.live != 0 && s.split.first_tile < s.split.end_tile ? 1 : 0;
     if (live == 0) return;
@@ -88,7 +88,7 @@ struct Producer {
     }
   }
 
-  // Issues the copies of one tile, or none at the end of the range, and commits their group in either case.
+  // Issues the copies of one tile, or none at the end of the range, and commits their group in both cases.
   __device__ __forceinline__ void issue_tile(const AttentionParams& p) {
     all_valid <<= 1;
     if (live != 0) {
@@ -117,7 +117,7 @@ struct Producer {
     stage = stage + 1 == Config::kStages ? 0 : stage + 1;
   }
 
-  // Valid keys of the oldest tile in flight, which is in stage `at`.
+  // The valid keys of the oldest tile in flight, which is in stage `at`.
   __device__ __forceinline__ unsigned valid_keys_of_oldest(int at) const {
     return (all_valid >> (Config::kStages - 2) & 1) != 0 ? kAllKeys : valid_keys[at];
   }
@@ -125,7 +125,7 @@ struct Producer {
  private:
   static constexpr unsigned kAllKeys = 0xffffu;
 
-  // A register only in clusters, where a block has one split.
+  // num_cached is a register only in clusters, where a block has one split.
   __device__ __forceinline__ int cached() const {
     return Config::kCluster ? num_cached : range.sequence.num_keys - range.sequence.num_new;
   }
@@ -149,12 +149,12 @@ struct Producer {
     if constexpr (Config::kTokenScales != 0) copy_scales(p, to + Config::kBytesK + Config::kBytesV, valid);
   }
 
-  // An unsigned count multiplies a stride in two instructions, a signed one in four.
+  // Multiplying a stride by an unsigned count takes two instructions, by a signed one four.
   __device__ __forceinline__ static long long stride_times(int count, long long stride) {
     return static_cast<long long>(static_cast<unsigned>(count)) * stride;
   }
 
-  // The number of cp.async's of a row; whether the warp copies a whole number of rows at a time.
+  // The number of cp.async copies of a row; whether the warp copies a whole number of rows at a time.
   template <int kHeadDim>
   static constexpr int kCopiesOfRow = kHeadDim* Config::kElement / Config::kCopyBytes;
   template <int kHeadDim>
@@ -178,7 +178,7 @@ struct Producer {
     }
   }
 
-  // Invalid rows become zeros: P is 0 there, but 0 times a stale NaN would not be.
+  // Invalid rows become zeros: P is 0 there, but 0 times a stale NaN would be NaN.
   template <int kHeadDim, class Layout>
   __device__ __forceinline__ void copy_plane(const kernels::KvPlane& plane, const char* base, int page, unsigned to,
                                              unsigned valid) const {
@@ -193,7 +193,7 @@ struct Producer {
     }
   }
 
-  // Copies rows a fixed stride apart, 32 / kCopies of them at a time. from: the address of this lane's first copy.
+  // Copies rows a fixed stride apart, 32 / kCopies at a time. from: the address of this lane's first copy.
   template <int kCopies, class Layout>
   __device__ __forceinline__ void copy_tile(const char* from, long long stride, unsigned to, unsigned valid) const {
     constexpr int kRows = 32 / kCopies;
@@ -228,7 +228,7 @@ struct Producer {
     }
   }
 
-  // Element by element: lanes 0..15 copy the row of their key.
+  // Copies element by element: lanes 0..15 copy the row of their key.
   template <int kHeadDim, class Layout>
   __device__ __forceinline__ void copy_elements(const kernels::KvPlane& plane, const char* row, unsigned to,
                                                 unsigned valid) const {
@@ -251,7 +251,7 @@ struct Producer {
     }
   }
 
-  // Copies the scales of the 16 keys beside those of the 16 values: the first of each, then the second.
+  // Copies the scales of the 16 keys and of the 16 values: the first scale of each, then the second.
   __device__ __forceinline__ void copy_scales(const AttentionParams& p, unsigned to, unsigned valid) const {
     const int key = lane % kernels::kKeysOfWarp;
     const int page = lane < kernels::kKeysOfWarp ? slot.k_page : slot.v_page(p);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The prologue of one row of q, k or v, by one warp, in fp32. A whole step may take 10 us, a round trip to memory 0.5
-// us and an instruction of a lone warp 3 ns. So where rows are vectors (Config::kVectors), load() issues all loads at
-// once, of the row and of all that the prologue needs for it; lane l holds kVec channels from kVec l on. Other rows go
+// us and an instruction of a single warp 3 ns. So if rows are vectors (Config::kVectors), load() issues all loads at
+// once, of the row and of all that the prologue needs for it; lane l has kVec channels from kVec l on. Other rows go
 // through shared memory in loops (prepare_in_memory).
 #pragma once
 
@@ -21,7 +21,7 @@ struct TokenRow {
   int batch, head;
   int position;      // absolute
   long long offset;  // of the row, in elements
-  long long row;     // of `positions`
+  long long row;     // the row of `positions`
 
   __device__ __forceinline__ TokenRow(const AttentionParams& p, const Sequence& s, int b, int h, int i,
                                       long long batch_stride, long long row_stride, long long head_stride)
@@ -46,7 +46,7 @@ __device__ __forceinline__ const FloatTable& ia3_of(const PrologueParams& g) {
   return kRow == common::kRowOfK ? g.ia3_k : g.ia3_v;
 }
 
-// Loads kBytes (4, 8, 16 or 32) from an address that is aligned to kBytes, or to 16.
+// Loads kBytes (4, 8, 16 or 32) from an address that is aligned to kBytes or to 16.
 template <int kBytes>
 __device__ __forceinline__ void load_words(const void* at, unsigned* words) {
   if constexpr (kBytes == 4) {
@@ -63,7 +63,7 @@ __device__ __forceinline__ void load_words(const void* at, unsigned* words) {
   }
 }
 
-// Element i of an array of words that hold elements of a type.
+// Element i of an array of words that hold elements of this type.
 __device__ __forceinline__ float decode_word(int dtype, const unsigned* words, int i) {
   if (dtype == common::kFloat32) return __uint_as_float(words[i]);
   if (common::element_size(dtype) == 2) {
@@ -74,7 +74,7 @@ __device__ __forceinline__ float decode_word(int dtype, const unsigned* words, i
   return i % 2 == 0 ? pair.x : pair.y;
 }
 
-// kRow: common::kRowOfQ, K or V.
+// kRow: common::kRowOfQ, kRowOfK or kRowOfV.
 template <int kHeadDim, int kRow>
 struct RowInput {
   static constexpr int kVec = kHeadDim <= 128 ? 4 : 8, kType = Config::kQType, kSize = common::element_size(kType);
@@ -87,7 +87,7 @@ struct RowInput {
 
   __device__ __forceinline__ static int first_channel() { return threadIdx.x % 32 * kVec; }
 
-  // wanted false: loads nothing, and the result of apply() is meaningless.
+  // wanted = false loads nothing; then the result of apply() is meaningless.
   __device__ __forceinline__ void load(const AttentionParams& p, const TokenRow& at, const char* data, bool wanted) {
     load_row(p, at, data, wanted);
     if (wanted && first_channel() < kHeadDim) load_terms(p, at.head, at.prologue_token(p), wanted);
@@ -100,7 +100,7 @@ struct RowInput {
     logn = 1.0f;
 #pragma unroll
     for (int i = 0; i < kVec * kSize / 4; ++i) raw[i] = 0;
-    // Registers that only some branches write would stay live across the loop over splits.
+    // Without the loop, registers that only some branches write would stay live across the loop over splits.
 #pragma unroll
     for (int i = 0; i < kVec && !Config::kCluster; ++i) bias[i] = ia3[i] = 0, cosine[i] = sine[i] = 0;
     if (!wanted || d >= kHeadDim) return;
@@ -110,7 +110,7 @@ struct RowInput {
       if (b.data != nullptr) load_table(b, b.data + at.head * b.head_stride, d, bias);
     }
   }
-  // Loads what depends on it.
+  // Loads what depends on the token's position.
   __device__ __forceinline__ void load_terms(const AttentionParams& p, int head, const common::PrologueToken& token,
                                              bool wanted) {
     const int d = first_channel();
@@ -176,7 +176,7 @@ struct RowInput {
     }
   }
 
-  // u: the lane's first channel, counted from the rotary range.
+  // u: the lane's first channel, counted from the start of the rotary range.
   __device__ __forceinline__ void load_rope(const PrologueParams& g, const float* row, int u) {
     const int half = g.rotary_dim / 2;
     rotates = row != nullptr && u >= 0 && u < g.rotary_dim;
@@ -210,8 +210,8 @@ struct RowInput {
   }
 };
 
-// The prologue of a row in shared memory: slower, but for any strides and positions, with little code and few
-// registers. Fills kPaddedDim floats of `to`, those past the head dim with zeros.
+// The prologue of a row in shared memory: for any strides and positions, slower, with little code and few registers.
+// Fills kPaddedDim floats of `to`, with zeros after the head dim.
 template <int kHeadDim, int kRow, int kPaddedDim>
 __device__ __forceinline__ void prepare_in_memory(const AttentionParams& p, const TokenRow& at, const char* data,
                                                   long long dim_stride, float* to) {

@@ -11,7 +11,7 @@ namespace attune::decode {
 
 using kernels::Split;
 
-// The factor of a query row before it is rounded to fp16: a power of two that makes its range fit. Scores undo it.
+// The factor of a query row before it is rounded to fp16: a power of two that makes its range fit. The scores undo it.
 __device__ __forceinline__ float query_scale(float largest) {
   const int exponent = static_cast<int>(__float_as_uint(largest) >> 23);
   if (exponent == 0 || exponent >= 255) return 1.0f;
@@ -38,7 +38,7 @@ __device__ __forceinline__ void store_query(const float (&x)[kVec], int d, int r
   for (int part = 0; part < Config::kParts; ++part) {
 #pragma unroll
     for (int i = 0; i < kVec; i += 2) {
-      // Channels 2i and 2i + 1 stay neighbours in every operand layout.
+      // Channels 2i and 2i + 1 are neighbours in every operand layout.
       const unsigned rounded = common::pack<Config::kComputeType>(rest[i], rest[i + 1]);
       const int k = common::k_of_channel<Config::kKvType>(d + i);
       *reinterpret_cast<unsigned*>(rows + part * Config::kRows * Config::LayoutQ::kPitch +
@@ -57,8 +57,8 @@ __device__ __forceinline__ float scale_up(float largest) {
   }
 }
 
-// Stores all rows of the split, zeros past its end, and in `scales` what undoes query_scale(). kVectors: `input` has
-// loaded the row with this warp's number.
+// Stores all rows of the split, zeros after its end, and in `scales` what undoes query_scale(). kVectors: `input` has
+// loaded the row whose number is this warp's.
 __device__ __forceinline__ void store_queries(const AttentionParams& p, const Split& split, const Sequence& s,
                                               QueryInput& input, unsigned char* rows, float* scales, float* scratch) {
   constexpr int kVec = QueryInput::kVec;
@@ -89,7 +89,7 @@ __device__ __forceinline__ void store_queries(const AttentionParams& p, const Sp
   }
 }
 
-// B fragments of the rows.
+// The B fragments of the query rows.
 class QueryOperand {
  public:
   __device__ __forceinline__ explicit QueryOperand(const unsigned char* rows) {

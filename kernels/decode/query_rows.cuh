@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread's query rows of a split: their masks and score terms. Of each tile of eight rows a thread holds rows 2t and
-// 2t + 1 (t = lane % 4).
+// The masks and score terms of a thread's query rows of a split. Of each tile of eight rows a thread has rows 2t and 2t
+// + 1 (t = lane % 4).
 #pragma once
 
 #include "common/masks.cuh"
@@ -16,10 +16,10 @@ struct QueryRows {
   static constexpr bool kTables = (Config::kScore & use::kTables) != 0;
   using KeyMask = common::KeyMask<Config::kMask>;
 
-  int first_position;  // of the sequence's query 0; below 0 where there are more queries than keys
+  int first_position;  // of the sequence's query 0; negative if there are more queries than keys
   int num_keys, num_q;
-  int low_of_all, high_of_all;  // keys [low, high] that all rows see, within the sequence's first_key and end_key
-  float factor[Config::kRowTiles][2];  // of dot products with cached keys
+  int low_of_all, high_of_all;  // the keys [low, high] that all rows see, within the sequence's first_key and end_key
+  float factor[Config::kRowTiles][2];  // for dot products with cached keys
   float slope[kAnyAlibi ? Config::kRowTiles : 1][2];
   KeyMask key_mask;
 
@@ -50,7 +50,7 @@ struct QueryRows {
     }
   }
 
-  // The factor from <q, k> to a score in base 2 (softcap: to z).
+  // The factor from <q, k> to a score in base 2 (with softcap: to z).
   __device__ __forceinline__ static float score_scale(const AttentionParams& p) {
     return (Config::kScore & use::kSoftcap) != 0 ? p.scale : p.scale * kLog2e;
   }
@@ -58,7 +58,7 @@ struct QueryRows {
     return first_position + kernels::divide(packed(split, n, e), p.by_group);
   }
 
-  // A position sees keys [low, high].
+  // A position sees the keys [low, high].
   __device__ __forceinline__ static int low(const AttentionParams& p, int position) {
     return p.window_left >= 0 ? static_cast<int>(max(position - p.window_left, 0ll)) : 0;
   }
@@ -68,7 +68,7 @@ struct QueryRows {
     if (p.window_right >= 0 && position + p.window_right < last) last = static_cast<int>(position + p.window_right);
     return max(last, -1);
   }
-  // A bit for each of the 16 keys from first_token on that all rows see.
+  // A bit for each of the 16 keys from first_token on: all rows see it.
   __device__ __forceinline__ unsigned keys_visible_to_all(int first_token) const {
     return range_mask(low_of_all - first_token, high_of_all - first_token);
   }
@@ -81,7 +81,7 @@ struct QueryRows {
     return (0xffffu >> (15 - min(high, 15))) & (0xffffu << max(low, 0));
   }
 
-  // A bit for each of the 16 keys from first_token on that a position sees, by causality, windows and ranges.
+  // A bit for each of the 16 keys from first_token on: a position sees it by causality, windows and ranges.
   __device__ __forceinline__ unsigned visible(const AttentionParams& p, int batch, int position,
                                               int first_token) const {
     unsigned keys = range_mask(low(p, position) - first_token, high(p, position) - first_token);
@@ -92,14 +92,14 @@ struct QueryRows {
     }
     return keys;
   }
-  // True if masks that are looked up key by key let a row of the split see a key.
+  // Returns true if the masks that are looked up key by key show the key to this row of the split.
   __device__ __forceinline__ bool sees(const AttentionParams& p, const Split& split, int n, int e, int key) const {
     const int row = packed(split, n, e), query = kernels::divide(row, p.by_group);
     if (row >= split.row_begin + split.num_rows) return true;
     return key_mask.sees(p, query, split.head * p.group + row - query * p.group, key);
   }
 
-  // x = <q, k> * score_scale() of row (n, e) and a key, to a score in base 2: softcap, ALiBi, biases.
+  // Turns x = <q, k> * score_scale(), of row (n, e) and a key, into a score in base 2: softcap, ALiBi, biases.
   __device__ __forceinline__ float score(const AttentionParams& p, const Split& split, int n, int e, float x,
                                          int key) const {
     if constexpr ((Config::kScore & use::kSoftcap) != 0) {

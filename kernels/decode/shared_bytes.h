@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The size of shared memory of the decode kernels. Compiled by NVRTC and by the host's compiler; no standard headers.
+// The size of the decode kernels' shared memory. Compiled by NVRTC and by the host's compiler; no standard headers.
 #pragma once
 
 #include "common/host_device.h"
@@ -14,13 +14,13 @@ ATTUNE_SHARED_FUNCTION int row_chunks(int element_size, int head_dim) { return (
 ATTUNE_SHARED_FUNCTION int row_pitch(int chunks) {
   return 16 * (chunks >= 2 && (chunks & (chunks - 1)) == 0 ? chunks : chunks | 1);
 }
-// Bytes of a stage of one warp.
+// The bytes of a stage of one warp.
 ATTUNE_SHARED_FUNCTION int stage_bytes(int element_size, int head_dim_qk, int head_dim_v, int token_scales) {
   return kKeysOfWarp *
          (row_pitch(row_chunks(element_size, head_dim_qk)) + row_pitch(row_chunks(element_size, head_dim_v)) +
           2 * 4 * scales_of_key(token_scales, head_dim_qk, head_dim_v));
 }
-// sizeof(decode::SharedStorage), which asserts it.
+// sizeof(decode::SharedStorage); that file asserts it.
 ATTUNE_SHARED_FUNCTION int decode_shared_bytes(int warps, int num_stages, int element_size, int head_dim_qk,
                                                int head_dim_v, int row_tiles, int parts, int token_scales) {
   const int rows = 8 * row_tiles;

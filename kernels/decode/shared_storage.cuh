@@ -8,27 +8,28 @@
 namespace attune::decode {
 
 struct alignas(16) SharedStorage {
-  // A ring of stages of each warp: 16 keys, then their values. In a cluster the epilogue reuses it once every block has
+  // Each warp's ring of stages: 16 keys, then their values. In a cluster the epilogue reuses it once every block has
   // read its last key (cluster_epilogue.cuh).
   unsigned char stages[Config::kWarps][Config::kStages][Config::kStageBytes];
   unsigned char queries[Config::kParts][Config::kRows][Config::LayoutQ::kPitch];
-  float exchange[Config::kWarps][Config::kScratchFloats];  // epilogue: channels of O; before it: a warp's new token
-  // Row statistics of the warps, for the epilogue; maxima are in base 2.
+  // in the epilogue channels of O, before it a warp's new token
+  float exchange[Config::kWarps][Config::kScratchFloats];
+  // Row statistics of the warps, for the epilogue. Maxima are in base 2.
   float row_max[Config::kWarps][Config::kRows];
   union {
     float row_sum[Config::kWarps][Config::kRows];
-    float o_rescale[Config::kWarps][Config::kRows];  // once the sums have been read
+    float o_rescale[Config::kWarps][Config::kRows];  // overlays the sums once they have been read
   };
   float pv_max[Config::kWarps][Config::kRows];
-  float query_scales[Config::kRows];  // undo the factors with which queries were rounded
-  // A bit for each of a stage's 16 keys; only written where not all are valid.
+  float query_scales[Config::kRows];  // they undo the factors with which queries were rounded
+  // A bit for each of a stage's 16 keys. It is written only if not all keys are valid.
   alignas(16) unsigned valid_keys[Config::kWarps][Config::kStages];
-  kernels::StreamKRange stream_k[1 + Config::kWarps];  // of the block, and of each warp's producer
+  kernels::StreamKRange stream_k[1 + Config::kWarps];  // of the block, then of each warp's producer
   union {
-    int is_last;                // this block is the last to arrive at a counter
-    kernels::Barrier received;  // in a cluster: counts the bytes of partial results
+    int is_last;                // whether this block is the last to arrive at a counter
+    kernels::Barrier received;  // in a cluster: the mbarrier that counts the bytes of partial results
   };
-  unsigned stamp;  // of the call, where it is compared with the schedule's
+  unsigned stamp;  // of this call, to compare with the schedule's
 };
 static_assert(sizeof(SharedStorage) ==
                   kernels::decode_shared_bytes(Config::kWarps, Config::kStages, Config::kElement, Config::kHeadDimQk,

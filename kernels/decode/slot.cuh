@@ -8,11 +8,11 @@ namespace attune::decode {
 
 using kernels::AttentionParams;
 
-// A token's slot as loaded from the page table. It is not checked before it is used, so that a warp does not wait for a
-// load that it has just issued. Page -1: there is no slot.
+// A token's slot as loaded from the page table. It is checked when it is used, so that a warp does not wait for a load
+// that it has just issued. page -1: there is no slot.
 struct Slot {
   int k_page;
-  int own_v_page;  // where V has its own table; not set otherwise, because a copy of k_page would wait for its load
+  int own_v_page;  // set only if V has its own table, because a copy of k_page would wait for its load
   int offset;
 
   __device__ __forceinline__ int v_page(const AttentionParams& p) const {
@@ -26,13 +26,13 @@ struct Slot {
   }
 };
 
-// The slot at `at` of a sequence. table, v_table: the sequence's rows of the page tables.
+// The slot of position `at` of a sequence. table, v_table: the sequence's rows of the page tables.
 __device__ __forceinline__ Slot find_in_rows(const AttentionParams& p, const int* table, const int* v_table, int at) {
   const int entry = p.page_shift >= 0
                         ? at >> p.page_shift
                         : static_cast<int>(static_cast<unsigned>(at) / static_cast<unsigned>(p.page_size));
   Slot s{};
-  // Unsigned: a multiplication of half the width.
+  // Unsigned, because that multiplication has half the width.
   s.k_page = table[static_cast<long long>(static_cast<unsigned>(entry)) * p.page_table.column_stride];
   if (p.v.table_is_own)
     s.own_v_page = v_table[static_cast<long long>(static_cast<unsigned>(entry)) * p.v_page_table.column_stride];
@@ -40,7 +40,7 @@ __device__ __forceinline__ Slot find_in_rows(const AttentionParams& p, const int
   return s;
 }
 
-// The slot at `at` of a row of the page tables, or of a contiguous cache.
+// The slot of position `at` in a row of the page tables, or in a contiguous cache.
 __device__ __forceinline__ Slot find_slot(const AttentionParams& p, int row, int at) {
   Slot s{};
   if (!p.paged) {
@@ -52,7 +52,7 @@ __device__ __forceinline__ Slot find_slot(const AttentionParams& p, int row, int
                       p.v_page_table.data + row * p.v_page_table.row_stride, at);
 }
 
-// The general lookup, with rings and beams. num_cached: how many tokens of the sequence have been appended.
+// The general look-up, with rings and beams. num_cached: how many tokens of the sequence have been appended.
 __device__ __forceinline__ Slot find_token(const AttentionParams& p, int batch, int num_cached, int token) {
   const int at = p.ring_capacity > 0 ? token % p.ring_capacity : token;
   int row = batch;

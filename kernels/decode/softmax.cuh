@@ -23,11 +23,11 @@ struct AttentionState {
   static constexpr int kN = Config::kRowTiles;
 
   float o[Config::kBlocksV][kN][4];                // [channel][row], relative to row_max (token scales: pv_max)
-  float row_max[kN][2], row_sum[kN][2];            // row_sum: of this thread's keys only
+  float row_max[kN][2], row_sum[kN][2];            // row_sum: of this thread's keys
   float pv_max[Config::kKeyFactors ? kN : 1][2];  // at least the max of score + log2 |v_scale|
-  unsigned v_scale_exponent;                       // biased; of a power of two above all v_scale so far
+  unsigned v_scale_exponent;                       // the biased exponent of a power of two above all v_scale so far
 
-  // initial_sum: NaN poisons all rows (common/stamp.cuh).
+  // initial_sum: NaN makes all rows NaN (common/stamp.cuh).
   __device__ __forceinline__ void clear(float initial_sum) {
 #pragma unroll
     for (int i = 0; i < Config::kBlocksV; ++i) {
@@ -65,7 +65,7 @@ class Softmax {
  public:
   static constexpr int kN = Config::kRowTiles, kCompute = Config::kComputeType;
 
-  // s: scores on entry, fp32 P on return. p_regs: P rounded, as the B fragments of P V. row_sum adds the rounded P.
+  // s: scores on entry, P in fp32 on return. p_regs: P rounded, as the B fragments of P V. row_sum adds the rounded P.
   __device__ __forceinline__ static void softmax(float (&s)[kN][4], const float (&v_scale)[2],
                                                  unsigned (&p_regs)[Config::kParts][kN][2], AttentionState& state) {
     float o_rescale[kN][2];
@@ -92,7 +92,7 @@ class Softmax {
         rescales |= o_rescale[n][e] != 1.0f;
       }
     }
-    // row_max seldom changes after the first tiles.
+    // After the first tiles row_max rarely changes.
     if (__any_sync(0xffffffffu, rescales)) rescale_o(o_rescale, state);
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
@@ -116,7 +116,7 @@ class Softmax {
   }
 
  private:
-  // A power of two above all scales of values so far; with scales of two keys in that unit.
+  // A power of two above all scales of values so far, and the scales of two keys relative to it.
   struct VScaleUnit {
     float scale[2];
     float log2;
@@ -133,12 +133,13 @@ class Softmax {
     }
   }
 
-  // Updates the unit with which P times v_scale fits fp16. False: the scales are too far apart for any unit.
+  // Updates the unit relative to which P times v_scale fits fp16. Returns false if the scales are too far apart for any
+  // unit.
   __device__ __forceinline__ static bool find_v_scale_unit(const float (&v_scale)[2], VScaleUnit& unit,
                                                            AttentionState& state) {
-    constexpr unsigned kSmallest = 12;  // binary places below the unit that P in fp16 can afford
+    constexpr unsigned kSmallest = 12;  // binary places below the unit that P in fp16 can lose
     const unsigned a = __float_as_uint(fabsf(v_scale[0])), b = __float_as_uint(fabsf(v_scale[1]));
-    // In most tiles no scale is above the unit, nor far below it.
+    // In most tiles no scale is above the unit or far below it.
     const unsigned above = state.v_scale_exponent << 23;
     const unsigned below = state.v_scale_exponent > kSmallest ? (state.v_scale_exponent - kSmallest) << 23 : 1;
     bool fits = true;
@@ -154,7 +155,7 @@ class Softmax {
     return fits;
   }
 
-  // Scores of two keys to P times v_scale, in the unit; returns the rescale factor of O.
+  // Turns the scores of two keys into P times v_scale, relative to the unit; returns the rescale factor of O.
   __device__ __forceinline__ static float scaled_p_in_unit(float& s0, float& s1, const VScaleUnit& unit, float rescale,
                                                            float row_max_ref, int n, int e, AttentionState& state) {
     const float old_pv_max = state.pv_max[n][e];
@@ -166,7 +167,7 @@ class Softmax {
     return ptx::exp2_approx(old_pv_max - (row_max_ref + unit.log2));
   }
 
-  // The same for any scales: P times v_scale is relative to a max of its own, pv_max.
+  // The same for any scales: P times v_scale is relative to a separate max, pv_max.
   __device__ __forceinline__ static float scaled_p(float& s0, float& s1, const float (&v_scale)[2], float rescale,
                                                    float row_max_ref, int n, int e, AttentionState& state) {
     const float a = s0 + ptx::log2_approx(fabsf(v_scale[0])), b = s1 + ptx::log2_approx(fabsf(v_scale[1]));
