@@ -5,7 +5,6 @@
 // Channels along wgmma's K have the order in which a lane can load a key: channel 64 c + 16 j + i, of lane j of a quad,
 // is k = 64 c + 16 (i / 4) + 8 (i / 2 % 2) + 2 j + i % 2. A thread loads 64 channels of a head, which are a row of a
 // panel.
-// a panel.
 #pragma once
 
 #include "indexer/tile_scheduler.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the thread blocks of all prefill kernels share: programmatic dependent launch, barrier setup, waiting for work.
+// What the blocks of all prefill kernels share: PDL, barrier setup, the wait for a work tile.
 #pragma once
 
 #include "common/stamp.cuh"
@@ -9,11 +9,11 @@
 
 namespace attune::prefill {
 
-// In a mixed batch the launch before this one is decode, which serves the short sequences (max_decode_q) and writes
+// In a mixed batch the launch before this one is decode, which serves the short sequences (max_decode_q). It writes
 // nothing that this kernel reads, so this kernel runs beside it. Decode's first block waits for all earlier kernels,
 // which wrote q, k, v, the cache and the schedule, and then releases decode_begun (decode/decode.cu). Acquiring
-// decode_begun makes their writes visible. A producer of each block waits for decode at the end, so whoever waits for
-// this kernel waits for both.
+// decode_begun makes their writes visible. One producer of each block waits for decode at the end, so that whoever
+// waits for this kernel waits for both.
 __device__ __forceinline__ void start_after_previous_kernels(const WorkTileParams& p) {
   if (!Config::kCached || p.max_decode_q == 0) {
     ptx::wait_for_previous_kernels();
@@ -24,7 +24,7 @@ __device__ __forceinline__ void start_after_previous_kernels(const WorkTileParam
   }
   ptx::allow_next_kernel();
 }
-// Called by producer warps, thread 0 among them.
+// Called by the producer warps, including thread 0.
 __device__ __forceinline__ void end_after_previous_kernels(const WorkTileParams& p) {
   if constexpr (!Config::kCached) return;
   ptx::wait_for_previous_kernels();
@@ -65,7 +65,8 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
   }
 }
 
-// Called by a consumer warp that has read a stage of K or V. In a cluster both producers write it.
+// Called by a consumer warp that has read a stage of K or V. In a cluster both blocks' producers write the stage, so
+// both are told.
 __device__ __forceinline__ void release_stage(unsigned empty) {
   const int lane = threadIdx.x % 32;
   if constexpr (Config::kCluster == 1) {
@@ -81,7 +82,7 @@ __device__ __forceinline__ void check_stamp(const WorkTileParams& p, const Smem&
                       [] { ptx::named_barrier_sync(kConsumerBarrier, Config::kConsumerThreads); });
 }
 
-// Waits for the slot's work tile. Returns its head tile, or kNoMoreWork; warp-uniform.
+// Waits for the slot's work tile. Returns its head tile, or kNoMoreWork. The result is warp-uniform.
 __device__ __forceinline__ int head_tile_of(const Smem& smem, const PipelineState& slot) {
   ptx::wait_phase(smem.work_full(slot.stage), slot.phase);
   return __shfl_sync(0xffffffffu, smem.head_tile(slot.stage), 0);

@@ -45,58 +45,58 @@ struct Config {
   static constexpr int kType = ATTUNE_TYPE, kCacheType = ATTUNE_CACHE_TYPE, kOutType = ATTUNE_OUT_TYPE;
   static constexpr unsigned kScore = ATTUNE_SCORE, kMask = ATTUNE_MASK;
   static constexpr bool kCached = ATTUNE_CACHED != 0, kDense = ATTUNE_DENSE != 0;
-  // Tiles of an x-packed 16-bit cache are wgmma operands as they lie in memory; dense tiles of new tokens are swizzled
-  // rows. Of an x-packed 8-bit cache, K is dequantized to rows and V to the x-packed layout of 16 bits
+  // Tiles of an x-packed 16-bit cache are wgmma operands in the layout they have in memory; dense tiles of new tokens
+  // are swizzled rows. From an x-packed 8-bit cache K is dequantized to rows, and V to the x-packed layout of 16 bits
   // (dequant_xpacked.cuh).
   static constexpr bool kXpacked = ATTUNE_XPACKED != 0;
-  // q, k and v are e4m3 and enter the tensor cores as they are (prefill_fp8.cu). Two warps beside the producer
-  // transpose V, which arrives in the ring of raw stages.
+  // q, k and v are e4m3 and enter the tensor cores unchanged (prefill_fp8.cu). Two warps beside the producer transpose
+  // V, which arrives in the ring of raw stages.
   static constexpr int kElementSize = common::element_size(kType);
   static constexpr bool kFp8 = kElementSize == 1;
   static constexpr int kTransposeWarps = kFp8 ? 2 : 0;
   // q and dense k and v are fp32 (prefill_fp32.cu): four warps load all rows and split each number into three bf16.
   static constexpr bool kFp32 = kElementSize == 4;
   static constexpr int kBf16Parts = kFp32 ? 3 : 1, kBf16x3Warps = kFp32 ? 4 : 0;
-  // Packed rows of a block, 64 a consumer warpgroup.
+  // Packed rows of a block, 64 for each consumer warpgroup.
   static constexpr int kRows = ATTUNE_ROWS, kConsumerGroups = kRows / 64, kConsumerWarps = 4 * kConsumerGroups;
   static constexpr int kConsumerThreads = 128 * kConsumerGroups, kThreads = 128 + kConsumerThreads;
-  // The cache's element type is not that of q. It may have scales.
+  // The cache's element type differs from q's. The cache may have scales.
   static constexpr bool kCacheTypeDiffers = kCached && kCacheType != kType;
   // The cache has 8 bits: three dequant warps convert it to kType or fp16.
   static constexpr bool kQuantized = kCacheTypeDiffers && !kFp32;
-  // Bytes of a cp.async where the TMA cannot copy the cache's rows and four warps gather them; else 0.
+  // Bytes of a cp.async if the TMA cannot copy the cache's rows and four warps gather them; otherwise 0.
   static constexpr int kGather = ATTUNE_GATHER;
   static constexpr bool kGathers = kGather > 0;
-  static constexpr bool kXpackedK = kXpacked && !kQuantized && !kGathers;  // K is read by wgmma without swizzle
-  // Two blocks form a cluster. They have the same tokens, each half of the query heads of one KV head, and so the same
-  // tiles of keys: each block copies half of the lines of a tile, by multicast to both.
+  static constexpr bool kXpackedK = kXpacked && !kQuantized && !kGathers;  // wgmma reads K without swizzle
+  // Two blocks form a cluster. They have the same tokens and different halves of the query heads of one KV head, so
+  // they need the same tiles of keys: each block copies half of the lines of a tile, by multicast to both.
   static constexpr int kCluster = ATTUNE_CLUSTER;
-  // 8-bit values are exact in fp16, and two convert in one instruction. bf16 queries become fp16 to match
-  // (fp16_queries.cuh). K and V are never scaled themselves, which would round them. A scale per tensor or head
-  // multiplies the scores (K) and O (V), and P is fp16. Scales per token multiply scores and P; such a P would overflow
-  // fp16, so P and V are bf16. With fp16 queries each such P is the sum of two bf16 numbers, as fp16 outputs show more
-  // bits than one has.
+  // 8-bit values are exact in fp16, and two convert in one instruction; bf16 queries become fp16 to match
+  // (fp16_queries.cuh). K and V themselves are never scaled, because that would round them. A scale per tensor or head
+  // multiplies the scores (K) and O (V), and P is fp16. Scales per token multiply scores and P. Such a P would overflow
+  // fp16, so P and V are bf16. With fp16 queries each such P is the sum of two bf16 numbers, because fp16 outputs show
+  // more bits than one bf16 has.
   static constexpr int kTokenScales = kQuantized ? ATTUNE_TOKEN_SCALES : 0;
-  static constexpr bool kKeyFactors = kTokenScales == 1;  // one scale a key, a factor of S, or of P
+  static constexpr bool kKeyFactors = kTokenScales == 1;  // a key has one scale, which multiplies S, or P
   static constexpr bool kFp16P = kQuantized && kTokenScales == 0;
   static constexpr int kPParts = kTokenScales != 0 && kType == common::kFloat16 ? 2 : 1;
-  // K and V have a producer warp each, where the register budget allows.
+  // K and V have one producer warp each if the register budget allows.
   static constexpr bool kTwoProducerWarps =
       !kQuantized && !kGathers && !kFp32 && kHeadDimV <= 128 && !(kCached && kScore != 0);
   static constexpr int kDequantWarps = kQuantized ? 3 : 0, kGatherWarps = kGathers ? 4 : 0,
                        kRawStages = ATTUNE_RAW_STAGES;
   static constexpr int kWorkReaders =  // warps
       kConsumerWarps + kDequantWarps + kGatherWarps + kTransposeWarps + kBf16x3Warps + (kTwoProducerWarps ? 1 : 0);
-  // The mask of the first tile is computed before its scores arrive, where registers allow.
+  // The mask of the first tile is computed before its scores arrive if registers allow.
   static constexpr bool kPrecomputeMask =
       !kCached && kHeadDimV <= 128 && (kScore == 0 || (kScore == use::kAlibi && kElementSize == 2)) && kMask == 0;
   // The warps beside the producer leave the consumer warps few registers.
   static constexpr bool kLowRegisters = kQuantized || (kGathers && kScore != 0);
-  // Deferred max: exponentials use a max of earlier tiles; only the first visible tile of a row waits for its own max.
+  // Deferred max: exponentials use a max of earlier tiles; only the first visible tile of a row waits for its max.
   static constexpr bool kMayDeferMax =
       kElementSize == 2 && kHeadDimV <= 128 && kMask == 0 && !kLowRegisters && !kXpacked;
   static constexpr bool kDeferredMax = kMayDeferMax && (kScore == 0 || kScore == use::kAlibi);
-  // The same with softcap, while scores are small beside the cap. Not for low caps, where they hardly ever are.
+  // The same with softcap, while scores are small compared to the cap. Not for low caps, where they rarely are.
   static constexpr bool kDeferredMaxSoftcap = kMayDeferMax && kScore == use::kSoftcap && ATTUNE_LOW_CAP == 0;
   static constexpr int kProducerRegisters = kConsumerGroups == 3 && !kCached ? 32
                                             : kConsumerGroups == 3       ? 56
@@ -108,13 +108,13 @@ struct Config {
   static constexpr int kConsumerRegisters =
       kConsumerGroups == 3 ? (512 - kProducerRegisters) / 3 : (504 - kProducerRegisters) / 2;
   static constexpr int kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
-  static constexpr int kPRegs = kPParts * kKeys / 4;  // registers of P
+  static constexpr int kPRegs = kPParts * kKeys / 4;  // registers of P in a thread
   // With two stages of q the next work tile's q arrives early, and its first QK GEMM overlaps the last PV GEMM. V is
-  // needed one tile after K, so it has one stage less then.
+  // needed one tile after K, so V has one stage less then.
   static constexpr int kQueryStages = ATTUNE_QUERY_STAGES, kValueStages = kStages - (kQueryStages - 1);
   static constexpr bool kOverlapNextQK = kQueryStages > 1;
 
-  // One wgmma takes 32 bytes along k. A swizzled line of shared memory has 128.
+  // One wgmma takes 32 bytes along K. A swizzled line of shared memory has 128.
   static constexpr int kMmaBytes = kFp32 ? 2 : kElementSize;
   static constexpr int kChannelsPerMma = 32 / kMmaBytes, kChannelsPerLine = 128 / kMmaBytes;
   static constexpr int kQkSteps = (kHeadDimQk + kChannelsPerMma - 1) / kChannelsPerMma,
@@ -135,7 +135,7 @@ struct Config {
   static constexpr ptx::Type kPvMmaType =
       (kQuantized && kQuantizedTile ? kTokenScales != 0 : kType == common::kBFloat16) ? ptx::Type::kBf16
                                                                                       : ptx::Type::kF16;
-  // Output rows pass through the shared memory of q, which is no longer needed, for stores of 16 bytes.
+  // Output rows are staged in the shared memory of q, which is no longer needed, so that stores have 16 bytes.
   static constexpr bool kStoreOutThroughQ =
       kOverlapNextQK && kBlocksV <= kBlocksQk && (kOutType == common::kBFloat16 || kOutType == common::kFloat16);
 
@@ -163,18 +163,18 @@ struct Config {
 
 using Tiles = KeyTiles<Config::kKeys, Config::kCached>;
 
-// The number of this consumer thread.
+// This thread's number among the consumer threads.
 __device__ __forceinline__ int consumer_thread() { return static_cast<int>(threadIdx.x) - 128; }
-// The first of this thread's two packed rows of the block. The other is row + 8.
+// The first of this thread's two packed rows of the block; the other is 8 rows further.
 __device__ __forceinline__ int row_of_thread() {
   return consumer_thread() / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }
 
-// Named barriers. Those that end in s: the first of three, one a consumer group.
+// Named barriers. Names in plural stand for three, one for each consumer warpgroup.
 constexpr int kWarpSchedulerBarriers = 1, kConsumerBarrier = 4, kLoadBarrier = 5, kGroupBarriers = 6;
 
-// Consumer groups issue their GEMMs in turn (FA3's ping-pong): each opens the next one's barrier.
-constexpr int kWarpSchedulerThreads = 256;  // of a group, and of the one before
+// Consumer warpgroups issue their GEMMs in turn (FA3's ping-pong): each arrives at the next one's barrier.
+constexpr int kWarpSchedulerThreads = 256;  // of a warpgroup, and of the one before it
 __device__ __forceinline__ void warp_scheduler_sync(int group) {
   ptx::named_barrier_sync(kWarpSchedulerBarriers + group, kWarpSchedulerThreads);
 }
@@ -182,7 +182,8 @@ __device__ __forceinline__ void warp_scheduler_arrive(int group) {
   const int next = Config::kConsumerGroups == 2 ? 1 - group : (group + 1) % Config::kConsumerGroups;
   ptx::named_barrier_arrive(kWarpSchedulerBarriers + next, kWarpSchedulerThreads);
 }
-// Opens the first group's barrier. Called by all consumer threads. Its number is a constant: computed, it costs spills.
+// Arrives at the first warpgroup's barrier. Called by all consumer threads. The barrier's number is a constant, because
+// computing it causes spills.
 __device__ __forceinline__ void open_warp_scheduler(int group) {
   if (group == Config::kConsumerGroups - 1)
     ptx::named_barrier_arrive(kWarpSchedulerBarriers, kWarpSchedulerThreads);

@@ -33,7 +33,7 @@ class Dequantizer {
   }
 
  private:
-  // In the order of the producer.
+  // Takes tiles in the order of the producer.
   __device__ __forceinline__ void dequant_tiles(const WorkTile& work, int kv_head) {
     const Tiles tiles(work.num_cached, work.first_key, work.end_key);
     KeyScales scales, next;
@@ -55,7 +55,8 @@ class Dequantizer {
     static constexpr int kNum = (Config::kKeys + kThreads - 1) / kThreads;
     float k[kNum], v[kNum];
   };
-  // A tile ahead: a page and then a scale, two loads that wait for each other, come beside the tile before.
+  // Called one tile ahead: the page and then the scale are two dependent loads, so they are in flight during the tile
+  // before.
   __device__ __forceinline__ KeyScales load_scales(const WorkTile& work, int kv_head, const Tile& tile) const {
     KeyScales scales;
 #pragma unroll
@@ -72,7 +73,7 @@ class Dequantizer {
     for (int i = 0; i < KeyScales::kNum; ++i) {
       const int key = thread_ + i * kThreads;
       if (key >= Config::kKeys) break;
-      // racecheck reports these beside scale_columns(), as it does the mask below.
+      // racecheck reports these stores with the loads of scale_columns(), as it does those of the mask below.
       smem_.scales(stage, false)[key] = scales.k[i];
       smem_.scales(stage, true)[key] = scales.v[i];
     }
@@ -88,7 +89,7 @@ class Dequantizer {
     ptx::wait_phase(smem_.raw_full(raw.stage), raw.phase);
     ptx::wait_phase(smem_.k_empty(pipe.stage), pipe.phase ^ 1);
     if (Config::kTokenScales != 0) store_scales(scales, pipe.stage);
-    // racecheck reports this beside Softmax::mask_edge(): it does not model a thread that arrives for its whole warp.
+    // racecheck reports this with Softmax::mask_edge(): it does not model a thread that arrives for its whole warp.
     if (thread_ < static_cast<int>(sizeof(TileMask) / 4)) {
       ptx::store_shared_u32(smem_.mask(pipe.stage) + 4 * thread_,
                             ptx::load_shared_u32(smem_.raw_mask(raw.stage) + 4 * thread_));
@@ -137,8 +138,8 @@ class Dequantizer {
     zero_rows<kHeadDim>(to, low, high);
   }
 
-  // A thread's share of up to 128 channels: a piece of 16 channels, of every kRowsAtATime-th row. Eight lanes load from
-  // all banks and store to all banks: the second half of a row's eight pieces is taken from the next row.
+  // A thread's units in up to 128 channels: 16 channels of every kRowsAtATime-th row. Eight lanes load from all banks
+  // and store to all banks: the second half of a row's eight units comes from the next row.
   template <int kRest>
   struct ThreadPieces {
     static constexpr int kPieces = kRest <= 64 ? 4 : 8, kRowsAtATime = kThreads / kPieces,
@@ -150,7 +151,7 @@ class Dequantizer {
       row = kPieces == 4 ? thread / 4 : thread / 16 * 2 + (thread / 4 + thread / 8) % 2;
     }
     __device__ __forceinline__ unsigned from(unsigned raw) const { return raw + row * kernels::kRawPitch + 16 * piece; }
-    // The first half of the piece's output; the second is at ^ 16.
+    // The address of the first half of the unit's output; the second half is at ^ 16.
     __device__ __forceinline__ unsigned to(unsigned block) const {
       return block + piece / 4 * (Config::kKeys * 128) + row * 128 + ((piece % 4 * 2) ^ (row & 7)) * 16;
     }
@@ -165,7 +166,7 @@ class Dequantizer {
   template <int kHeadDim, int kTo, int kBlock = 0>
   __device__ __forceinline__ void dequant_blocks(unsigned raw, unsigned to) const {
     using Mine = ThreadPieces<kHeadDim - 128 * kBlock>;
-    const Mine mine(ptx::kept(thread_));  // recomputed where needed: registers are scarce
+    const Mine mine(ptx::kept(thread_));  // opaque, so that it is recomputed: registers are scarce
     const unsigned from = mine.from(raw + kBlock * Config::kKeys * kernels::kRawPitch);
     const unsigned at = mine.to(to + 2 * kBlock * Config::kKeys * 128);
     const auto load = [&](int step, unsigned(&words)[4]) {
@@ -181,7 +182,7 @@ class Dequantizer {
     if constexpr (kHeadDim > 128 * (kBlock + 1)) dequant_blocks<kHeadDim, kTo, kBlock + 1>(raw, to);
   }
 
-  // Each thread zeroes its own rows.
+  // Each thread zeroes the rows that it wrote.
   template <int kHeadDim, int kBlock = 0>
   __device__ __forceinline__ void zero_rows(unsigned to, int low, int high) const {
     using Mine = ThreadPieces<kHeadDim - 128 * kBlock>;

@@ -11,7 +11,7 @@ namespace attune::prefill {
 
 constexpr int kDequantThreads = 96;  // threads
 
-// Two elements of a word, the lower or the upper pair, as fp16. Exact.
+// Two elements of a word, its lower or upper pair, as fp16. Exact.
 template <int kType, bool kUpper>
 __device__ __forceinline__ unsigned dequant_pair(unsigned word) {
   const auto pair = static_cast<unsigned short>(kUpper ? word >> 16 : word);
@@ -35,7 +35,7 @@ __device__ __forceinline__ void dequant_16(const unsigned (&words)[4], unsigned 
   }
 }
 
-// Steps of 16 bytes: load(step, words) runs kAhead steps ahead of dequant(step, words).
+// Runs steps of 16 bytes as a software pipeline: load(step, words) is kAhead steps ahead of dequant(step, words).
 template <int kSteps, int kAhead, class Has, class Load, class Dequant>
 __device__ __forceinline__ void dequant_steps(const Has& has, const Load& load, const Dequant& dequant) {
   constexpr int kBatches = (kSteps + kAhead - 1) / kAhead;
@@ -54,7 +54,7 @@ __device__ __forceinline__ void dequant_steps(const Has& has, const Load& load, 
     }
   }
 }
-// Steps that are loaded ahead.
+// How many steps are loaded ahead.
 constexpr int kLoadsAhead = Config::kFp16P ? 2 : 1;
 
 }  // namespace attune::prefill

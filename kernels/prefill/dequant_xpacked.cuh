@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dequantizes tiles of an x-packed 8-bit cache: K to swizzled rows, V to the layout of an x-packed 16-bit tile
-// (xpacked.cuh). The TMA brings K as pieces of 16 channels for each 8 keys, key after key, and V as all channels of a
-// box, each with the keys of the box.
+// (xpacked.cuh). The TMA brings K as units of 16 channels of 8 keys, key after key, and V as all channels of a box,
+// each with the keys of the box.
 #pragma once
 
 #include "prefill/dequant_elements.cuh"
@@ -9,8 +9,8 @@
 
 namespace attune::prefill {
 
-// K. A warp converts four pieces of 8 keys at a time, eight lanes a piece. The lanes load contiguous bytes and store to
-// eight rows, which the swizzle puts into different banks.
+// K: a warp converts four units of 8 keys at a time, eight lanes for each unit. The lanes load contiguous bytes and
+// store to eight rows, which the swizzle puts into different banks.
 class XpackedKeys {
  public:
   static constexpr int kPieces = (Config::kHeadDimQk + 15) / 16, kBlocks = (kPieces + 3) / 4;  // of 64 channels
@@ -22,7 +22,7 @@ class XpackedKeys {
         from_(raw + thread % 32 * 16),
         to_(to + thread % 8 * 128 + ((2 * piece_) ^ (thread % 8)) * 16) {}
 
-  // kBlocks steps later, a warp is 24 keys further in the same block.
+  // After kBlocks steps a warp is 24 keys further in the same block of channels.
   __device__ __forceinline__ bool has(int step) const {
     return (3 * step + 2 < kUnits || warp_ + 3 * step < kUnits) &&
            (kPieces % 4 == 0 || 4 * block_of(step) + piece_ < kPieces);
@@ -56,14 +56,14 @@ __device__ __forceinline__ void dequant_xpacked_k(unsigned raw, unsigned to, int
       });
 }
 
-// V. A thread converts 16 keys of a channel at a time: 16 bytes become 32. Eight threads have neighbouring channels, so
-// they store to different banks. Where a box has several groups of 16 keys, the threads take different groups, so they
-// load from different banks, too.
+// V: a thread converts 16 keys of a channel at a time: 16 bytes become 32. Eight threads have neighbouring channels, so
+// they store to different banks. If a box has several groups of 16 keys, the threads take different groups, so that
+// they load from different banks, too.
 class XpackedValues {
  public:
   static constexpr int kSixteens = Config::kKeys / 16, kEights = kDequantThreads / 8;  // groups of 8 threads
   static constexpr int kUnits = kSixteens * Config::kChannels / 8, kSteps = (kUnits + kEights - 1) / kEights;
-  // kPeriod steps later, a thread has the same keys of other channels.
+  // After kPeriod steps a thread has the same keys of other channels.
   static constexpr int kPeriod = kSixteens == 8 ? 2 : 1, kFurther = kEights * kPeriod / kSixteens * 8;
   static_assert(kEights * kPeriod % kSixteens == 0);
 

@@ -23,7 +23,7 @@ __device__ __forceinline__ void store_pair(const WorkTileParams& p, long long at
   common::store_element(Config::kOutType, p.out, at + (channel + 1) * p.out_dim_stride, y);
 }
 
-// fp8 inputs, 16-bit outputs: a thread has four contiguous channels, four threads fill a sector of 32 bytes.
+// fp8 inputs, 16-bit outputs: a thread has four contiguous channels, and four threads fill a sector of 32 bytes.
 __device__ __forceinline__ void store_permuted(const WorkTileParams& p, const Accumulators& a, const float (&factor)[2],
                                                const long long (&at)[2]) {
 #pragma unroll
@@ -45,15 +45,15 @@ __device__ __forceinline__ void store_permuted(const WorkTileParams& p, const Ac
   }
 }
 
-// 16-bit rows through shared memory: 16 rows of 128 bytes for each 64 channels, blocks of channels kRows rows apart.
-// stmatrix writes accumulators there; rows are stored 16 bytes at a time. The swizzle keeps the eight rows of a matrix,
-// and those of a load, in different banks.
+// Stages 16-bit rows in shared memory: 16 rows of 128 bytes for each 64 channels; blocks of channels are kRows rows
+// apart. stmatrix writes the accumulators there; then rows are stored 16 bytes at a time. The swizzle puts the eight
+// rows of a matrix, and those of a load, into different banks.
 __device__ __forceinline__ void store_through_smem(const WorkTileParams& p, unsigned shared, const Accumulators& a,
                                                    const float (&factor)[2], const long long (&at)[2]) {
   constexpr int kBlock = Config::kRows * 128, kEightRows = 8 * 128;
   const int lane = threadIdx.x % 32;
   const auto swizzle = [](int row) { return (row & 1) << 2 | (row >> 1 & 3); };
-  // Matrices: rows 0..7 and 8..15 of eight channels, then of the next eight.
+  // The matrices: rows 0..7 and 8..15 of eight channels, then of the next eight.
   const unsigned to = shared + lane / 8 % 2 * kEightRows + lane % 8 * 128 + (lane / 16 ^ swizzle(lane % 8)) * 16;
   __syncwarp();
 #pragma unroll
@@ -68,7 +68,8 @@ __device__ __forceinline__ void store_through_smem(const WorkTileParams& p, unsi
   }
   __syncwarp();
   const unsigned from = shared + lane / 4 * 128 + (lane % 4 ^ swizzle(lane / 4)) * 16;
-  unsigned r[2][Config::kChannels / 32][4];  // all loads before the first store: stores in between would wait
+  // all loads come before the first store, because stores in between would wait
+  unsigned r[2][Config::kChannels / 32][4];
 #pragma unroll
   for (int i = 0; i < 2 * (Config::kChannels / 32); ++i) {
     const int h = i % 2, j = i / 2;
@@ -85,7 +86,7 @@ __device__ __forceinline__ void store_through_smem(const WorkTileParams& p, unsi
   }
 }
 
-// For each of this thread's rows: the factor of O and the place in `out`; -1: no store.
+// For each of this thread's rows: the factor of O and the offset in `out`; -1: not stored.
 struct OutRows {
   float factor[2];
   long long at[2];
@@ -113,8 +114,8 @@ __device__ __forceinline__ OutRows finish_rows(const WorkTileParams& p, const Wo
   return out;
 }
 
-// The same where only `out` is stored, without sinks and out_scale, and row_sum is still relative to row_max_ref. base:
-// the work tile's first element in out.
+// The same if only `out` is stored, without sinks and out_scale. row_sum is still relative to row_max_ref. base: the
+// work tile's first element in out.
 __device__ __forceinline__ OutRows finish_plain_rows(const WorkTileParams& p, const Rows& rows, const Accumulators& a,
                                                      long long base) {
   const int step = static_cast<int>(p.out_row_stride), head_step = static_cast<int>(p.out_head_stride);
@@ -140,7 +141,7 @@ __device__ __forceinline__ void store_out(const WorkTileParams& p, const OutRows
   } else if constexpr (Config::kStoreOutThroughQ) {
     if (p.store_vectors) return store_through_smem(p, shared, a, factor, at);
   } else if (k16Bits && p.store_vectors) {
-    // The whole row before the first store: the shuffles of the transposition then overlap.
+    // Transposes the whole row before the first store, so that the shuffles overlap.
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       unsigned r[Config::kChannels / 32][4];
@@ -198,7 +199,7 @@ __device__ __forceinline__ void store_split(const WorkTileParams& p, const WorkT
 
 // One warp combines one packed row. M = max_i m_i; L = sum_i l_i 2^(m_i - M); O = sum_i o_i 2^(m_i - M).
 __device__ __forceinline__ void combine_row(const WorkTileParams& p, const WorkTile& t, int head_tile, int row) {
-  constexpr int kPairs = (Config::kChannels + 63) / 64;  // pairs of channels of a lane
+  constexpr int kPairs = (Config::kChannels + 63) / 64;  // pairs of channels in a lane
   const int lane = threadIdx.x % 32;
   auto stats = [&](int i) {
     return ptx::load_from_l2(
@@ -233,7 +234,7 @@ __device__ __forceinline__ void combine_row(const WorkTileParams& p, const WorkT
     store_pair(p, out_at(p, t, token, head), 64 * k + 2 * lane, o[k].x * factor, o[k].y * factor);
 }
 
-// Called by all consumer threads. Which block combines differs between runs; the bits do not.
+// Called by all consumer threads. Which block combines differs between runs, but the bits do not.
 __device__ __forceinline__ void combine_last(const WorkTileParams& p, const WorkTile& t, int head_tile, int& is_last) {
   ptx::named_barrier_sync(kConsumerBarrier, Config::kConsumerThreads);
   if (consumer_thread() == 0) {  // racecheck has reported is_last: two named-barrier syncs order it

@@ -6,7 +6,8 @@
 //
 // QK GEMM i+1 and PV GEMM i are issued together. Softmax i+1 waits for the QK GEMM only, so O is rescaled one tile
 // late. The two warpgroups alternate (FA3's ping-pong): while one computes exponentials, the tensor cores run the
-// other's GEMMs.
+// other's GEMMs. Loops: run() calls run_tiles(); the softmax of a tile is in softmax.cuh, softcap has faster loops in
+// mainloop_softcap.cuh.
 #pragma once
 
 #include "prefill/fp16_queries.cuh"
@@ -36,7 +37,7 @@ class Mainloop : Softmax {
     q_ = q_descriptor(0);
   }
 
-  // Issues the first QK GEMM of a work tile, except where both dense and cache-form tiles may follow (see run()).
+  // Issues the first QK GEMM of a work tile, unless both dense and cache-form tiles may come (see run()).
   __device__ __forceinline__ void start_first_qk(const WorkTile& work, int kv_head, float (&s)[Config::kKeys / 2]) {
     if constexpr (kTwoForms) {
       factor_[0] = factor_[1] = c_;
@@ -54,19 +55,19 @@ class Mainloop : Softmax {
     q_pipe_.next<1>();
   }
 
-  // Issues the first QK GEMM of the next work tile while the last PV GEMM of this one runs. Where there is none (any is
-  // false) it multiplies stale shared memory and the result is not read: wgmma in a conditional branch makes the
-  // compiler serialize all products.
+  // Issues the first QK GEMM of the next work tile while the last PV GEMM of this one runs. If there is no next work
+  // tile (any is false), it multiplies stale shared memory and nobody reads the result: wgmma in a conditional branch
+  // makes the compiler serialize all products.
   __device__ __forceinline__ void start_next_qk(bool any, float (&s)[Config::kKeys / 2]) {
     const KDescriptor<kSingleForm> k = k_descriptor<kSingleForm>();
     const unsigned past = any ? 0 : 1;  // a phase that has completed
     q_ = q_descriptor(q_pipe_.stage);
-    ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase ^ past);  // counts q's bytes, too
+    ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase ^ past);  // its bytes include those of q
     qk_gemm<QkMma<kSingleForm>>(q_, k, s);
     q_pipe_.next<Config::kQueryStages>();
   }
 
-  // This warp's rows of the work tile's q, before the one that was issued last. Outputs may be staged there.
+  // This warp's rows of the work tile's q, in the stage before the latest one. Outputs may be staged there.
   __device__ __forceinline__ unsigned old_q() const {
     return smem_.q(q_pipe_.stage) + consumer_thread() / 32 * 16 * 128;
   }
@@ -74,8 +75,8 @@ class Mainloop : Softmax {
     if (threadIdx.x % 32 == 0) ptx::arrive(smem_.q_empty(q_pipe_.stage));
   }
 
-  // All tiles of the work tile whose first QK GEMM was issued. Warp scheduler barriers alternate across work tiles.
-  // overlap() runs while the last PV GEMM does.
+  // Runs all tiles of the work tile whose first QK GEMM has been issued. Warp scheduler barriers alternate across work
+  // tiles. overlap() runs during the last PV GEMM.
   template <class Overlap>
   __device__ __forceinline__ void run(const WorkTile& work, int kv_head, const Rows& rows,
                                       float (&s)[Config::kKeys / 2], Accumulators& a, const Overlap& overlap) {
@@ -113,7 +114,7 @@ class Mainloop : Softmax {
             if (middle < end && a.row_max[h] != -ptx::infinity()) first_row_max[h] = scaled_score(a.row_max[h], h);
             a.row_max[h] = -ptx::infinity();
           }
-          ptx::named_barrier_sync(kGroupBarriers + group_, 128);  // all warps have read q in its own type
+          ptx::named_barrier_sync(kGroupBarriers + group_, 128);  // all warps have read q in its first type
           convert_q_to_fp16(work, kv_head);
         }
         if (Config::kFp16P && middle < end) divide_o_by_v_scale(v_scale, a);
@@ -132,7 +133,8 @@ class Mainloop : Softmax {
 #pragma unroll
     for (float& row_sum : a.row_sum) row_sum = quad_sum(row_sum);
   }
-  // row_max in base 2, row_sum relative to it, and o_scale. O itself is only multiplied by v_scale, where there is one.
+  // Makes row_max a score in base 2, row_sum relative to it, and sets o_scale. O itself is only multiplied by v_scale,
+  // if there is one.
   __device__ __forceinline__ void finalize(Accumulators& a, float v_scale = 1.0f,
                                            const float* first_row_max = nullptr) const {
     float rescale[2];
@@ -160,19 +162,20 @@ class Mainloop : Softmax {
     return ptx::uniform(ptx::descriptor_k_major(smem_.q(stage) + group_ * 64 * 128));
   }
 
-  // Where the first tile has at most half of its keys, only the first half of the S registers is used.
+  // If the first tile has at most half of its keys, only the first half of the S registers is used.
   static constexpr bool kHalfFirstTile = Config::kPrecomputeMask;
   static constexpr int kHalf = Config::kKeys / (kHalfFirstTile ? 4 : 2);  // registers
-  // Whether the tile before `end` has no key in its second half.
+  // Whether the last tile before `end` has no key in its second half.
   __device__ __forceinline__ static bool ends_in_half(const WorkTile& work, int end) {
     const int keys = work.end_key - work.first_key - (end - 1) * Config::kKeys;
     return __shfl_sync(0xffffffffu, keys, 0) <= Config::kKeys / 2;
   }
 
-  static constexpr bool kSingleForm = Config::kQuantized || Config::kXpacked;  // form of the tiles, where there is one
+  // all tiles have this form, unless kTwoForms
+  static constexpr bool kSingleForm = Config::kQuantized || Config::kXpacked;
 
-  // Tiles [first, behind), last tile first. kCacheForm: they were dequantized or are x-packed. kFirst: O is empty; else
-  // `accumulate` says whether it is.
+  // Runs tiles [first, behind), the last tile first. kCacheForm: they were dequantized or are x-packed. kFirst: O is
+  // empty; otherwise `accumulate` says whether it is.
   template <bool kCacheForm, bool kFirst, class Overlap>
   __device__ __forceinline__ void run_tiles(const WorkTile& work, const Rows& rows, const Tiles& tiles, int first,
                                             int behind, int accumulate, float (&s)[Config::kKeys / 2], Accumulators& a,
@@ -182,17 +185,19 @@ class Mainloop : Softmax {
     float rescale[2];
     bool rescales = false;
 
-    // Most first tiles are at an edge. The QK GEMM hides the cost of their mask.
+    // Most first tiles are at an edge. Their mask is computed during the QK GEMM.
     const Rows::VisibleKeys first_mask =
         Config::kPrecomputeMask ? rows.visible_keys(p_, tile_at(work, tiles, behind - 1)) : Rows::VisibleKeys{};
     const int begin = __shfl_sync(0xffffffffu, first, 0), end = __shfl_sync(0xffffffffu, behind, 0);
     const bool half = kHalfFirstTile && ends_in_half(work, end);
     ptx::wgmma_wait<0>();
     ptx::pin(s);
-    // Warp-uniform values take no registers of lanes. With two forms of tiles the compiler does not see that.
+    // Warp-uniform values go to uniform registers. With two forms of tiles the compiler does not see that they are
+    // uniform.
     if constexpr (!kTwoForms) k_pipe_ = uniform(k_pipe_), v_pipe_ = uniform(v_pipe_);
     if constexpr (Config::kDeferredMaxSoftcap) q_pipe_ = uniform(q_pipe_);
-    const bool last_use = !kTwoForms || kCacheForm || begin == __shfl_sync(0xffffffffu, work.tile_begin, 0);  // of q
+    // the last use of q
+    const bool last_use = !kTwoForms || kCacheForm || begin == __shfl_sync(0xffffffffu, work.tile_begin, 0);
     if (end - begin == 1 && last_use) release_q();
     if (!Config::kCached) release_k();
     if constexpr (kHalfFirstTile) {
@@ -220,18 +225,18 @@ class Mainloop : Softmax {
     }
     if (kReleaseKAfterPack<kCacheForm>) release_k();
 
-    int retry_end = end - 4;    // rows that did not start small within three tiles hardly will
+    int retry_end = end - 4;    // rows that did not start with small products within three tiles hardly will
     bool may_run_small = true;  // until run_softcap_small() has failed once
-    // Redo the tile before: its softmax was discarded. It keeps its stage, phase and warp scheduler barrier.
+    // Redo this tile: its softmax was discarded. It keeps its stage, phase and warp scheduler barrier.
     bool redo = false;
     bool holds_barrier = false;  // this warpgroup has passed its warp scheduler barrier already
     for (int i = end - 2; i >= begin; --i) {
       if constexpr (Config::kDeferredMaxSoftcap) {
-        // A decision of the whole warpgroup: wgmma is warpgroup-wide.
+        // The decision is the whole warpgroup's, because wgmma is warpgroup-wide.
         if (i >= retry_end && !redo && !holds_barrier && p_.max_logits == nullptr) {
           int limit[2];
           find_limits(a, limit);
-          // The loop condition must be warp-uniform, else each group of exponentials costs 40 clocks more.
+          // The loop condition must be warp-uniform; otherwise each group of exponentials costs 40 clocks more.
           const TileSpan full = {__shfl_sync(0xffffffffu, whole.begin, 0), __shfl_sync(0xffffffffu, whole.end, 0)};
           if (consumer_thread() % 128 == 0) ptx::store_shared_two(smem_.over_cap(group_, 0), 0, 0);
           if (may_run_small && full.has(i) && !any_of_group(limit[0] < 0 || limit[1] < 0)) {
@@ -280,7 +285,7 @@ class Mainloop : Softmax {
         }
       } else {
         const bool rescales_o = online_softmax<kCacheForm>(rows, work, tiles, i, unmasked, nonnegative, s, rescale, a);
-        ptx::wgmma_wait<0>();  // outside of the branch: wgmma waits are for the whole warpgroup
+        ptx::wgmma_wait<0>();  // not in the branch, because a wait for wgmma is for the whole warpgroup
         ptx::pin(a.o);
         if (rescales_o) rescale_o(rescale, a.o);
         if (!Config::kDeferredMaxSoftcap || !redo) release_v();
@@ -295,21 +300,21 @@ class Mainloop : Softmax {
     ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
     pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
     if (last_use) overlap();
-    ptx::wgmma_wait<Config::kOverlapNextQK ? 1 : 0>();  // overlap() may have issued a product, which keeps running
+    ptx::wgmma_wait<Config::kOverlapNextQK ? 1 : 0>();  // overlap() may have issued a QK GEMM, which keeps running
     ptx::pin(a.o);
     release_v();
   }
 
-  // Runs tiles from i on with softmax_softcap_deferred() while their scores stay in its range. Returns begin - 1, or
+  // Runs tiles from i on with softmax_softcap_deferred() while their scores stay in its range. Returns begin - 1; or
   // sets `redo` and returns the tile whose softmax was discarded.
   template <bool kCacheForm>
   __device__ __forceinline__ int run_softcap_deferred(const WorkTile& work, const Rows& rows, const Tiles& tiles,
                                                       const TileSpan& whole, int i, int begin, bool last_use,
                                                       int& accumulate, bool& redo, unsigned (&p_regs)[Config::kPRegs],
                                                       float (&s)[Config::kKeys / 2], Accumulators& a);
-  // The same with softmax_softcap_small(), for unmasked tiles from i down to `least`. Whether a tile's scores were in
-  // range is tested after the next QK GEMM is issued, when the warp scheduler barrier has synchronized the group
-  // anyway. On failure `holds_barrier` is set.
+  // The same with softmax_softcap_small(), for unmasked tiles from i down to `least`. Tests whether a tile's scores
+  // were in range after it has issued the next QK GEMM, when the warp scheduler barrier has synchronised the warpgroup
+  // anyway. If a test fails it sets `holds_barrier`.
   template <bool kCacheForm>
   __device__ __forceinline__ int run_softcap_small(int least, int i, int begin, bool last_use, const int (&limit)[2],
                                                    int& accumulate, bool& redo, bool& holds_barrier,
@@ -343,8 +348,8 @@ class Mainloop : Softmax {
       }
     }
   }
-  // Prepares O for dequantized tiles, whose P is fp16 and whose sum is multiplied by v_scale at the end. A scale
-  // without an inverse gives NaN, and the row is recomputed (recompute.cuh).
+  // Divides O by v_scale, because dequantized tiles come next: their P is fp16, and the sum is multiplied by v_scale at
+  // the end. A scale without an inverse gives NaN, and the row is recomputed (recompute.cuh).
   __device__ __forceinline__ static void divide_o_by_v_scale(float v_scale, Accumulators& a) {
     constexpr float kUp = static_cast<float>(1 << static_cast<int>(kMaxOffset<true>));
     const float size = fabsf(v_scale);
@@ -355,7 +360,7 @@ class Mainloop : Softmax {
     for (int h = 0; h < 2; ++h) a.row_sum[h] *= kUp, a.row_max_ref[h] -= kMaxOffset<true>;
   }
 
-  // Descriptors of the next tile, made well ahead of their use: the shuffle has latency.
+  // Descriptors of the next tile. They are made well before their use, because the shuffle has latency.
   template <bool kCacheForm>
   __device__ __forceinline__ KDescriptor<kCacheForm> k_descriptor() const {
     if constexpr (Config::kXpackedK && kCacheForm) {

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mainloop of a consumer warpgroup on fp32 inputs as bf16x3: 64 rows against the tiles that are loaded.
+// The mainloop of a consumer warpgroup on fp32 inputs as bf16x3: 64 rows of the block against the tiles of the
+// producer.
 //
 //   S_i = Q K_i^T;  m' = max(m, rowmax c S_i);  P_i = 2^(c S_i - m');  l = l 2^(m - m') + rowsum P_i;
 //   O = O 2^(m - m') + (P_i V_i);   c = scale log2 e
 //
 // Of the nine products of three parts by three, six are computed; the others are below 2^-24 of the whole. The smallest
-// is added first: the largest parts go through few roundings of the accumulator (towards zero). For the same reason
-// PV of a tile starts from zero and is added to O in fp32, which rescales O at no cost.
+// is added first, so that the largest parts go through few roundings of the accumulator (towards zero). For the same
+// reason PV of a tile starts from zero and is added to O in fp32, which rescales O at no cost.
 //
-// A warpgroup overlaps nothing: its GEMMs take several times as long as its softmax, during which the other warpgroup
-// has the tensor cores.
+// A warpgroup does not overlap its softmax with its GEMMs: the GEMMs take several times as long, and the other
+// warpgroup has the tensor cores meanwhile.
 #pragma once
 
 #include "common/operand.cuh"
@@ -23,11 +24,12 @@ class MainloopFp32 {
   __device__ __forceinline__ MainloopFp32(const WorkTileParams& p, const Smem& smem, int group)
       : p_(p), smem_(smem), group_(group), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {}
 
-  // All tiles of a work tile.
+  // Runs all tiles of a work tile.
   __device__ __forceinline__ void run(const WorkTile& work, int head_tile, Accumulators& a) {
     Rows rows;
     if (kKeepsRows) rows.start(p_, work, head_tile);
-    q_ = ptx::uniform(ptx::descriptor_k_major(smem_.q() + group_ * 64 * 128));  // recomputed: keeping it spilled
+    // recomputed, because it would be spilled over the loop
+    q_ = ptx::uniform(ptx::descriptor_k_major(smem_.q() + group_ * 64 * 128));
     const int begin = __shfl_sync(0xffffffffu, work.tile_begin, 0), end = __shfl_sync(0xffffffffu, work.tile_end, 0);
     a.row_max[0] = a.row_max[1] = -ptx::infinity();
     a.row_sum[0] = a.row_sum[1] = smem_.first_sum();
@@ -67,7 +69,7 @@ class MainloopFp32 {
   }
 
  private:
-  // The products of parts, smallest first.
+  // The products of bf16x3 parts, smallest first.
   static constexpr int kPairs = 6;
   __device__ __forceinline__ static constexpr int left_part(int pair) {
     return pair == 0 ? 2 : pair == 2 || pair == 3 ? 1 : 0;
@@ -75,7 +77,7 @@ class MainloopFp32 {
   __device__ __forceinline__ static constexpr int right_part(int pair) {
     return pair == 1 ? 2 : pair == 2 || pair == 4 ? 1 : 0;
   }
-  // With wide O there are no registers for the rows: they are recomputed for each tile.
+  // With wide O no registers are left for the rows: they are recomputed for each tile.
   static constexpr bool kKeepsRows = Config::kChannels <= 128;
   // Channels of O in one PV GEMM: as many as registers allow.
   static constexpr int kMostChannels = Config::kChannels < 128 ? Config::kChannels : 64;
@@ -99,8 +101,9 @@ class MainloopFp32 {
     ptx::pin(s);
   }
 
-  // Channels kFirst.. of O = O rescale + P V. The addition is in a loop that exits at once, as tile numbers are not
-  // negative: the compiler moves nothing across its borders. Without it all products stay live until the last one.
+  // Channels kFirst .. of O = O rescale + P V. The addition is in a loop that exits at once, because tile numbers are
+  // not negative. The compiler moves nothing across a loop's borders; without it all products would stay live until the
+  // last one.
   template <int kFirst>
   __device__ __forceinline__ static void pv_gemm_add(int tile,
                                                      unsigned (&p_regs)[Config::kBf16Parts][Config::kKeys / 4],
@@ -165,7 +168,7 @@ class MainloopFp32 {
     }
   }
 
-  // Called by all lanes after their last read.
+  // Called by all lanes of a warp after their last read.
   __device__ __forceinline__ static void release(unsigned barrier) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::arrive(barrier);

@@ -6,8 +6,8 @@
 //
 // The tensor cores accumulate e4m3 products with about 14 bits, so PV of each tile starts from zero and is added to O
 // in fp32. r is row_max_ref: the max of the row's first visible tile, less kMaxOffset. The largest P of that tile is
-// 2^kMaxOffset, which keeps small P normal numbers and lets later P grow to 448. Where P would be larger, r is raised.
-// This shows after the exponentials, so they wait for no max.
+// 2^kMaxOffset: small P stay normal numbers, and later P may grow to 448. If P would be larger, r is raised. This shows
+// only after the exponentials, so that they wait for no max.
 #pragma once
 
 #include "prefill/accumulators.cuh"
@@ -33,10 +33,10 @@ class MainloopFp8 {
     count_ = (count_ & 0xffff) | (work_tiles() + 1) % (2 * kernels::kWorkSlots) << 16;
   }
 
-  // All tiles of the work tile in its slot.
+  // Runs all tiles of the work tile in its slot.
   __device__ __forceinline__ void run(Accumulators& a) {
     const int slot = this->slot().stage;
-    const WorkTile& work = smem_.work(slot);  // read from shared memory where needed
+    const WorkTile& work = smem_.work(slot);  // read from shared memory at each use
     const int end = __shfl_sync(0xffffffffu, work.tile_end, 0), begin = __shfl_sync(0xffffffffu, work.tile_begin, 0);
     float s[Config::kKeys / 2], pv[Config::kChannels / 2];
     unsigned p_regs[Config::kKeys / 8];
@@ -71,10 +71,10 @@ class MainloopFp8 {
     if (end - begin == 1) release_q();
     release_k(count_);
     online_softmax<false>(end - 1, whole.has(end - 1), 0, s, pv, p_regs, a);
-    // The count of tile i is count - i: in this form the compiler keeps it in warp-uniform registers.
+    // Tile i has the count `count - i`: in this form the compiler keeps it in warp-uniform registers.
     const unsigned count = __shfl_sync(0xffffffffu, count_, 0) + end - 1;
     for (int i = end - 2; i >= begin; --i) {
-      // K of this tile, and V of the one before.
+      // K is of this tile, V of the tile before.
       const unsigned now = count - i, before = now - 1;
       ptx::wait_phase(smem_.k_full(stage(now)), phase(now));
       warp_scheduler_sync(group_);
@@ -89,7 +89,7 @@ class MainloopFp8 {
       online_softmax<true>(i, whole.has(i), before, s, pv, p_regs, a);
     }
     count_ =
-        // recomputed from the work tile: registers are scarce
+        // Recomputed from the work tile: registers are scarce.
         ptx::kept((count_ & 0xffff0000) | (count - begin & 0xffff));
     const ptx::Descriptor v = ptx::uniform(v_descriptor(count_));
     ptx::wait_phase(smem_.v_full(stage()), phase());
@@ -116,9 +116,10 @@ class MainloopFp8 {
   using PvMma = ptx::Wgmma<Config::kChannels, ptx::Type::kE4m3>;
   static constexpr int kMaxOffset = 5;
   static constexpr float kMaxP = 448;
-  // row_max_ref of a row that has seen no key. P against it is 0, as all scores are -inf.
+  // row_max_ref of a row that has seen no key. P relative to it is 0, because all scores are -inf.
   static constexpr float kNoRowMax = -3e38f;
-  // Exponentials of a group; groups before the wait for the PV GEMM; registers of PV added beside each later one.
+  // Exponentials of a group; groups before the wait for the PV GEMM; registers of PV that are added during each later
+  // group.
   static constexpr int kExpGroup = 8, kExpGroups = Config::kKeys / 2 / kExpGroup, kGroupsBeforePv = kExpGroups / 2;
   static constexpr int kPvAdded = Config::kChannels / 2 / (kExpGroups - kGroupsBeforePv);
 
@@ -126,12 +127,12 @@ class MainloopFp8 {
                 "phases continue where counts wrap");
   __device__ __forceinline__ unsigned work_tiles() const { return count_ >> 16; }
   __device__ __forceinline__ void next_tile() { count_ = (count_ & 0xffff0000) | (count_ + 1 & 0xffff); }
-  // Of the current tile in both rings.
+  // The stage of the current tile in both rings.
   __device__ __forceinline__ int stage(unsigned tile) const { return tile % Config::kStages; }
   __device__ __forceinline__ int stage() const { return stage(count_); }
   __device__ __forceinline__ unsigned phase(unsigned tile) const { return tile / Config::kStages % 2; }
   __device__ __forceinline__ unsigned phase() const { return phase(count_); }
-  // Made well ahead of their use: the shuffle has latency.
+  // Made well before their use, because the shuffle has latency.
   __device__ __forceinline__ ptx::Descriptor k_descriptor(unsigned tile) const {
     return ptx::descriptor_k_major(smem_.k(stage(tile)));
   }
@@ -160,17 +161,17 @@ class MainloopFp8 {
     for (int i = 0; i < Config::kChannels / 2; ++i) o[i] *= rescale[i / 2 % 2];
   }
 
-  // Turns S of tile i into P. kAddsPv: adds PV of the tile before to O on the way.
+  // Turns S of tile i into P. kAddsPv: also adds PV of the tile before to O.
   //
-  // Exponentials go in groups. While the special-function unit computes one (8 clocks each), the exponents of the next,
-  // the sums and maxima of the one before and the additions to O are issued. A group is a loop that exits at once, as
-  // tile numbers are not negative: the compiler moves nothing across its borders.
+  // Exponentials go in groups. While the special-function unit computes one group (8 clocks for each exponential), the
+  // exponents of the next group, the sums and maxima of the previous one and the additions to O are issued. A group is
+  // a loop that exits at once, because tile numbers are not negative: the compiler moves nothing across its borders.
   template <bool kAddsPv>
   __device__ __forceinline__ void online_softmax(int i, bool whole, unsigned before, float (&s)[Config::kKeys / 2],
                                                  float (&pv)[Config::kChannels / 2],
                                                  unsigned (&p_regs)[Config::kKeys / 8], Accumulators& a) {
     float c = c_;
-    if (!(c_ > 0 && c_ < ptx::infinity())) {  // products are not ordered as scores are
+    if (!(c_ > 0 && c_ < ptx::infinity())) {  // then products do not have the order of scores
       c = 1;
 #pragma unroll
       for (float& x : s) x *= c_;
@@ -184,7 +185,7 @@ class MainloopFp8 {
         Rows::mask_row(h, Rows::keys_between(first - i * Config::kKeys, end - i * Config::kKeys), s);
       }
     }
-    if (needs_row_max_) {  // a decision of the whole warpgroup: wgmma waits are warpgroup-wide
+    if (needs_row_max_) {  // the whole warpgroup decides, because waits for wgmma are warpgroup-wide
       float rescale[2] = {1, 1};
       update_row_max_ref(s, c, rescale, a);
       if (kAddsPv && any_of_group(rescale[0] != 1.0f || rescale[1] != 1.0f)) {
@@ -200,7 +201,7 @@ class MainloopFp8 {
           p_.max_logits != nullptr || any_of_group(a.row_max_ref[0] == kNoRowMax || a.row_max_ref[1] == kNoRowMax);
     }
     const auto exponent = [&](int j) { s[j] = fmaf(s[j], c, -a.row_max_ref[j / 2 % 2]); };
-    // Nonnegative floats compare like integers, and integers have a three-input max.
+    // Nonnegative floats have the order of integers, and integers have a three-input max.
     int top = 0;
     const auto reduce = [&](int group) {
 #pragma unroll
@@ -234,7 +235,7 @@ class MainloopFp8 {
     }
     reduce(kExpGroups - 1);
     pack_p(kExpGroups - 1, kExpGroups, s, p_regs);
-    // NaN compares as the largest: raise_row_max_ref() decides for each row.
+    // NaN counts as the largest. raise_row_max_ref() decides for each row.
     if (__any_sync(0xffffffffu, top > static_cast<int>(__float_as_uint(kMaxP)))) {
       float rescale[2] = {1, 1};
       raise_row_max_ref(s, rescale, a);
@@ -243,7 +244,7 @@ class MainloopFp8 {
     }
   }
 
-  // Warp-uniform for the compiler. The group is recomputed: registers are scarce.
+  // Warp-uniform for the compiler. The warpgroup's number is recomputed: registers are scarce.
   __device__ __forceinline__ static bool any_of_group(bool x) {
     const int group = static_cast<int>(ptx::kept(threadIdx.x) / 128) - 1;
     return __any_sync(0xffffffffu, ptx::named_barrier_any(kGroupBarriers + group, 128, x));
@@ -269,9 +270,9 @@ class MainloopFp8 {
     }
   }
 
-  // Deferred rescale: raises row_max_ref of rows whose P is too large, by whole powers of two, which round nothing.
-  // Only of these rows: others of the warp may belong to another sequence. An infinite P stays infinite, and the row is
-  // recomputed (recompute.cuh).
+  // Deferred rescale: raises row_max_ref of rows whose P is too large, by whole powers of two, which round nothing. It
+  // touches only these rows, because other rows of the warp may belong to another sequence. An infinite P stays
+  // infinite, and the row is recomputed (recompute.cuh).
   __device__ __forceinline__ static void raise_row_max_ref(float (&s)[Config::kKeys / 2], float (&rescale)[2],
                                                            Accumulators& a) {
 #pragma unroll
@@ -288,7 +289,7 @@ class MainloopFp8 {
     }
   }
 
-  // Packs P of groups [first, end) as a wgmma operand (ptx/wgmma.cuh), with keys in the order of transpose_v.cuh.
+  // Packs P of groups [first, end) as a wgmma operand (ptx/wgmma.cuh), with the keys in the order of transpose_v.cuh.
   __device__ __forceinline__ static void pack_p(int first, int end, const float (&s)[Config::kKeys / 2],
                                                 unsigned (&p_regs)[Config::kKeys / 8]) {
 #pragma unroll
@@ -312,10 +313,10 @@ class MainloopFp8 {
   const Smem& smem_;
   const int group_;
   const float c_;
-  bool needs_row_max_ = true;  // some row of the group has no row_max_ref yet, or max_logits are asked for
+  bool needs_row_max_ = true;  // some row of the warpgroup has no row_max_ref yet, or max_logits are wanted
   ptx::Descriptor q_;
-  // Tiles before the current one in the lower half, work tiles in the upper half: stages, slots and phases follow from
-  // it. One register for all, as they are scarce.
+  // The lower half counts tiles before the current one, the upper half work tiles. Stages, slots and phases follow from
+  // it. One register for all, because registers are scarce.
   unsigned count_ = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Softcap loops of the mainloop: while scores are small beside the cap no row max is taken before the exponentials.
+// Softcap loops of the mainloop. While scores are small compared to the cap, the exponentials need no row max first.
 #pragma once
 
 #include "prefill/mainloop.cuh"
@@ -36,7 +36,7 @@ __device__ __forceinline__ int Mainloop::run_softcap_deferred(const WorkTile& wo
     add_row_sum<true>(kScores - kReduceLag, kScores, s, a);
     pack_p<kCacheForm, kLastGroup>(s, p_regs);
     const float added[2] = {a.row_sum[0] - saved_sum[0], a.row_sum[1] - saved_sum[1]};
-    ptx::pin(p_regs);  // else the compiler packs them after the vote
+    ptx::pin(p_regs);  // otherwise the compiler packs them after the vote
     redo = any_of_group(may_exceed_range(added, edge, a));
     if (redo) {
       a.row_sum[0] = saved_sum[0], a.row_sum[1] = saved_sum[1];
@@ -104,7 +104,7 @@ __device__ __forceinline__ int Mainloop::run_softcap_small(int least, int i, int
     out_of_range = softmax_softcap_small(i, s, limit, a, last, [&] { pack_p<kCacheForm, 0, kLastGroup>(s, p_regs); });
     add_row_sum<true>(kScores - kReduceLag, kScores, s, a);
     pack_p<kCacheForm, kLastGroup>(s, p_regs);
-    // racecheck reports this beside the load above: it does not model named_barrier_arrive().
+    // racecheck reports this with the load above: it does not model named_barrier_arrive().
     if (out_of_range) ptx::store_shared_u32(smem_.over_cap(group_, i), 1);
     pending = k_pipe_, has_pending = true;
     k_pipe_.next<Config::kStages>();

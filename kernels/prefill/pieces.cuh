@@ -18,7 +18,7 @@ struct Piece {
   float scale;
 };
 
-// Loads four channels of a row from `channel` on, zeros beyond kHeadDim.
+// Loads four channels of a row from `channel` on; zeros beyond kHeadDim.
 template <int kType, int kHeadDim, bool kVec4>
 __device__ __forceinline__ Piece load_piece(const PieceRow& row, const Strided& place, int channel) {
   constexpr int kSize = common::element_size(kType);

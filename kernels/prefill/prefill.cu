@@ -6,21 +6,24 @@
 // these rows may see. scheduler/persistent.cu lists the work tiles, longest first; the thread blocks of a persistent
 // grid take them in that order. Only tiles at the edges are masked. Tiles that no row sees are not listed.
 //
-// Tiles: kRows rows x kKeys keys x the head dims. Warpgroup 0 is the producer, of one or two warps (producer.cuh).
-// Warpgroups 1 and 2, and 3 with 192 rows, are the consumers and have 64 rows each (mainloop.cuh), O in kChannels / 2
-// registers a thread, S in kKeys / 2.
+// Grid: persistent, or clusters of two blocks (Config::kCluster). Tiles: kRows rows x kKeys keys x the head dims.
+// Warpgroup 0 is the producer, with one or two warps (producer.cuh). Warpgroups 1 and 2, and 3 with 192 rows, are the
+// consumers and have 64 rows each (mainloop.cuh, softmax.cuh), with O in kChannels / 2 registers a thread and S in
+// kKeys / 2.
 //
-//   producer: K0 Q   K1 V0   K2 V1   K3 V2 ..    (K and V by a warp each)
+//   producer: K0 Q   K1 V0   K2 V1   K3 V2 ..    (K and V by one warp each)
 //   group 1:       S0 |softmax| S1 PV0 |softmax    | S2 PV1 |softmax ..
 //   group 2:          S0 |softmax|     S1 PV0 |softmax    | S2 PV1 |softmax ..
 //
-// Barriers: q and each stage of K and V have a full barrier (one arrival and the bytes of the copies) and an empty
-// barrier (one lane of each consumer warp arrives). With two stages of q, q is counted by the full
-// barrier of its work tile's first K. Two blocks may copy the tiles of keys together, by multicast (Config::kCluster):
-// the full barriers of both count all bytes, and the consumer warps of both release the stages of both. Tiles of an
-// 8-bit cache arrive in a ring of raw stages; three dequant warps beside the producer convert them to K and V
-// (dequant.cuh). Four warps gather a cache that the TMA cannot copy (producer_gather.cuh). Work tiles pass through
-// three slots with full and empty barriers, too.
+// mbarriers: q and each stage of K and V have a full barrier (one arrival and the bytes of the copies) and an empty
+// barrier (one lane of each consumer warp arrives). With two stages of q, the full barrier of a work tile's first K
+// counts the bytes of q. Two blocks of a cluster may copy the tiles of keys together, by multicast: the full barriers
+// of both count all bytes, and the consumer warps of both release the stages of both.
+//
+// Tiles of an 8-bit cache arrive in a ring of raw stages; three dequant warps beside the producer convert them to K and
+// V (dequant.cuh). Four warps gather a cache that the TMA cannot copy (producer_gather.cuh). Work tiles
+// (scheduler/tile_scheduler.cuh) pass through three slots that have full and empty barriers, too. The epilogue is
+// epilogue.cuh.
 #include "prefill/block.cuh"
 #include "prefill/dequant.cuh"
 #include "prefill/epilogue.cuh"
@@ -41,15 +44,15 @@ __device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& sm
   float s[Config::kKeys / 2];
   Accumulators a;
   PipelineState slot;
-  // Reads the next work tile while the last PV GEMM of this one runs.
+  // Reads the next work tile during the last PV GEMM of this one.
   constexpr bool kPeekNextWork = Config::kPrecomputeMask;
   int next = kPeekNextWork ? head_tile_of(smem, slot) : 0;
   if (Config::kOverlapNextQK) mainloop.start_next_qk(next != kNoMoreWork, s);
   while (kPeekNextWork ? next != kNoMoreWork : has_work(smem, slot)) {
-    if constexpr (Config::kDeferredMaxSoftcap)  // a warp-uniform slot takes no registers of lanes
+    if constexpr (Config::kDeferredMaxSoftcap)  // a warp-uniform slot takes a uniform register
       slot = {__shfl_sync(0xffffffffu, slot.stage, 0), __shfl_sync(0xffffffffu, slot.phase, 0)};
     const int at = slot.stage;
-    const WorkTile& work = smem.work(at);  // read from shared memory where needed: registers are scarce
+    const WorkTile& work = smem.work(at);  // read from shared memory at each use: registers are scarce
     const int kv_head = Config::kQuantized ? smem.head_tile(at) * p.heads_of_tile / p.group : 0;
     if (!Config::kOverlapNextQK) mainloop.start_first_qk(work, kv_head, s);
     Rows rows;
@@ -69,7 +72,7 @@ __device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& sm
           mainloop.finalize(a);
           if (whole) out = finish_rows(p, work, rows, a);
         }
-        // All warps of the group have read q for the last time.
+        // All warps of the warpgroup have read q for the last time.
         if (Config::kStoreOutThroughQ) ptx::named_barrier_sync(kGroupBarriers + group, 128);
       }
     });
@@ -78,7 +81,7 @@ __device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& sm
       if (Config::kStoreOutThroughQ) mainloop.release_old_q();
     } else {
       if constexpr (Config::kDeferredMaxSoftcap)
-        rows.start(p, work, smem.head_tile(at));  // recomputed: there are no registers to keep it
+        rows.start(p, work, smem.head_tile(at));  // recomputed: no registers are left to keep it
       epilogue(p, smem, at, rows, a, work.num_splits == 1);
     }
     if (!kPeekNextWork) slot.next<kernels::kWorkSlots>();
@@ -120,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
     ptx::take_registers<Config::kConsumerRegisters>();
     run_math(p, smem);
   }
-  if constexpr (Config::kCluster > 1) {  // a block must not end while the other one writes to its shared memory
+  if constexpr (Config::kCluster > 1) {  // a block must not exit while the other one writes to its shared memory
     __syncwarp();
     ptx::cluster_barrier();
   }

@@ -2,17 +2,18 @@
 // Prefill attention on fp32 inputs. Each number enters the tensor cores as the sum of three bf16 numbers (bf16x3); the
 // error is below 2^-24 of a product. TF32 is not used.
 //
-// Work tiles, rows, masks and epilogue are those of prefill.cu; the mainloop is in mainloop_fp32.cuh. Four producer
-// warps load rows and split them, in place of the TMA (producer_fp32.cuh).
+// Work tiles, grid, masks and epilogue are those of prefill.cu; mainloop and softmax are in mainloop_fp32.cuh. Four
+// producer warps load rows and split them, instead of the TMA (producer_fp32.cuh).
 //
-// Tiles: 128 rows x 64 keys x the head dims. Where a head dim is above 128: 64 rows and one consumer warpgroup.
+// Tiles: 128 rows x 64 keys x the head dims, two consumer warpgroups. If a head dim is above 128: 64 rows and one
+// consumer warpgroup.
 //
 //   producer: K0 Q V0 | K1   V1       | K2    V2
 //   group 1:       S0 softmax PV0 | S1 softmax PV1 ..
 //   group 2:        S0 softmax PV0 | S1 softmax PV1 ..
 //
-// Shared memory holds q, K and V three times as bf16. At 128 channels one stage of K and V fits: the next K is loaded
-// while both groups read V, the next V while they read K.
+// Shared memory has q, K and V as three bf16 tiles each. At 128 channels one stage of K and V fits: the next K is
+// loaded while both warpgroups read V, the next V while they read K.
 #include "prefill/block.cuh"
 #include "prefill/epilogue.cuh"
 #include "prefill/mainloop_fp32.cuh"

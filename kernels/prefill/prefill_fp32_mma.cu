@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prefill attention on fp32 rows by mma.sync, for GPUs without wgmma. Each number enters the tensor cores as the sum of
-// three of bf16 (bf16x3); the error is below 2^-24 of a product. TF32 is not used.
+// three bf16 numbers (bf16x3); the error is below 2^-24 of a product. TF32 is not used.
 //
-// Maths, masks, row blocks and the grid are those of prefill_mma.cu.
+// Maths, masks, row blocks and the grid are those of prefill_mma.cu. The mainloop is in this file; GEMMs and softmax
+// are in mma/fp32_mainloop.cuh.
 //
-// Tiles: 4 warps of 16 rows each and 32 keys; 16 keys, or 2 warps, where head dims above 128 leave no more room.
-// Threads load rows and split them, once for the block (fp32_producer.cuh); up to 128 channels, two parts of Q stay in
-// registers.
+// Tiles: 4 warps of 16 rows each and 32 keys; with head dims above 128, where shared memory is short, 16 keys or 2
+// warps. All threads load rows and split them, once for the block (mma/fp32_producer.cuh). Up to 128 channels, two
+// parts of Q stay in registers.
 //
-//   loads:   | K 0 | V 0           | K 1         | V 1           | K 2    each behind the barrier that frees its place
+//   loads:   | K 0 | V 0           | K 1         | V 1           | K 2    each after the barrier that frees its buffer
 //   mma:                 | Q K^T 0       | P V 0       | Q K^T 1       | P V 1
 //
-// A warp loads, then multiplies; blocks beside it on the multiprocessor keep the tensor cores busy meanwhile.
+// A warp loads and then multiplies; meanwhile other blocks of the multiprocessor keep the tensor cores busy.
 #include "prefill/mma/epilogue.cuh"
 #include "prefill/mma/fp32_mainloop.cuh"
 #include "prefill/mma/fp32_producer.cuh"
@@ -41,22 +42,22 @@ __device__ __forceinline__ void attend(const WorkTileParams& p, const Fp32Rows& 
     if constexpr (Config::kHoldsParts) {
       __syncthreads();
       hold_queries(q, held);
-      __syncthreads();  // they lie where K and V do
+      __syncthreads();  // Q overlays K and V
     }
     load_keys(0);
   }
   for (int i = 0; i < num_tiles; ++i) {
-    __syncthreads();  // K is there, and all have read the last V
+    __syncthreads();  // K has arrived, and all warps have read the last V
     const Tile tile = tile_at(i);
     load_tile<true>(p, t, tile, shared.kv_head, vec4, v);
     const Found found = {shared.found, kAllKeys};
     Scores s;
     multiply_qk_parts(q, held, k, s);
-    __syncthreads();  // V is there, and all have read K
+    __syncthreads();  // V has arrived, and all warps have read K
     if (i + 1 < num_tiles) load_keys(i + 1);
     const Rows rows(p, t, shared.head);
     score_tile(p, t, tile, rows, !finds_all(found) || !rows.all_see(p, t, tile), found, s);
-    // max_logits are row_max_ref.
+    // max_logits are read from row_max_ref, so it must then be the exact max.
     softmax_in_place(rows.scale(), p.max_logits != nullptr ? 0.0f : Config::kRescaleThreshold, s, state);
     multiply_pv_parts(v, s, state);
   }

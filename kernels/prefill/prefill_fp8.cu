@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefill attention where q, k and v are e4m3: they enter the tensor cores as they are, and so does P, rounded to e4m3.
+// Prefill attention on e4m3 q, k and v, which enter the tensor cores unchanged. P is rounded to e4m3.
 //
-// Work tiles, rows, producer and epilogue are those of prefill.cu; the mainloop is in mainloop_fp8.cuh. Two warps
-// beside the producers of K and V transpose V (transpose_v.cuh).
+// Work tiles, grid, masks, producer and epilogue are those of prefill.cu; mainloop and softmax are in mainloop_fp8.cuh.
+// Two warps beside the producers of K and V transpose V (transpose_v.cuh).
 //
 //   producer:  K0 Q   K1 V0   K2 V1   K3 V2 ..
 //   transpose:              V0      V1      V2 ..
@@ -21,7 +21,7 @@
 
 namespace attune::prefill {
 
-// The thread's rows are recomputed where needed: the mainloop has no registers for them.
+// The thread's rows are recomputed at each use, because the mainloop has no registers for them.
 __device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& smem) {
   const int group = threadIdx.x / 128 - 1;
   open_warp_scheduler(group);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The TMA producer. One warp takes work tiles from the list and copies q and K, tile by tile, from the last to the
-// first; it copies V too, or a second warp does. Producers run ahead of the consumer warps as far as the stages allow,
-// also into the next work tiles.
+// first; it copies V too, unless a second warp does. Producers run ahead of the consumer warps as far as the stages
+// allow, also into the next work tiles.
 //
 // In a tile at an edge, rows of V that the block may not see can hold anything. P is 0 there, but 0 * NaN is NaN, so
-// the producer zeroes these rows before it commits the tile. Rows of K stay, as their scores are masked.
+// the producer zeroes these rows before it commits the tile. Rows of K need no zeros, because their scores are masked.
 #pragma once
 
 #include "prefill/shared_storage.cuh"
@@ -16,7 +16,7 @@
 
 namespace attune::prefill {
 
-// Tensor maps [.., rows, heads, channels], for boxes of one line of channels.
+// Tensor maps [.., rows, heads, channels]. A box has one line of channels.
 struct Maps {
   const ptx::TensorMap &q, &k, &v, &dense_k, &dense_v;
 };
@@ -67,7 +67,8 @@ class Producer {
       if (i > work.tile_begin) next = prefetch_page(work, tile_at(work, tiles, i - 1), false);
       const Tile tile = tile_at(work, tiles, i);
       const bool both = kLoadsKvTogether && tile.cached;
-      // With two stages of q, q is counted by the full barrier of the first K: the consumer warps wait once.
+      // With two stages of q, the full barrier of the first K counts the bytes of q, so that the consumer warps wait
+      // once.
       const bool with_q = Config::kOverlapNextQK && i == last;
       const unsigned q_full = Config::kOverlapNextQK ? smem_.k_full(k_pipe_.stage) : smem_.q_full();
       if (with_q) acquire_q();
@@ -110,7 +111,7 @@ class Producer {
   }
   __device__ __forceinline__ void acquire_q() const {
     ptx::wait_phase(smem_.q_empty(q_pipe_.stage), q_pipe_.phase ^ 1);
-    if (Config::kStoreOutThroughQ) ptx::fence_async_proxy();  // consumer warps have written there
+    if (Config::kStoreOutThroughQ) ptx::fence_async_proxy();  // consumer warps have written to that stage
   }
   __device__ __forceinline__ void expect_q_bytes(unsigned full) const {
     if (ptx::elect()) ptx::arrive_expecting(full, q_bytes());
@@ -129,8 +130,8 @@ class Producer {
     __syncwarp();
   }
 
-  // The TMA boxes of a cached tile: first..first + count - 1, of `keys` keys each. Lanes box, box + kBoxLanes, .. share
-  // a box, one lane a block of channels.
+  // The TMA boxes of a cached tile: first..first + count - 1, with `keys` keys each. Lanes box, box + kBoxLanes, ..
+  // share a box, one lane for each block of channels.
   struct Boxes {
     int first, count, keys;
   };
@@ -150,7 +151,7 @@ class Producer {
   __device__ __forceinline__ Slot find_box(const WorkTile& work, const Tile& tile, int box, bool values) const {
     return find_slot(p_, work.batch, tile.start + (box << p_.box_shift), values);
   }
-  // The page of this lane's first box, requested one tile ahead: the load's latency is hidden until the page is used.
+  // The page of this lane's first box. It is requested one tile ahead, to hide the latency of the load.
   __device__ __forceinline__ int prefetch_page(const WorkTile& work, const Tile& tile, bool values) const {
     if (!(Config::kCached && tile.cached)) return 0;
     const Boxes b = boxes_of(tile);
@@ -158,8 +159,8 @@ class Producer {
     return find_box(work, tile, b.first + min(lane_ % kBoxLanes, b.count - 1), values).page;
   }
 
-  // Whether this block copies a line of channels. In a cluster the other block copies every second one; with an odd
-  // number of lines they take turns in having more.
+  // Whether this block copies a line of channels. In a cluster the other block copies every second line; if the number
+  // of lines is odd, the blocks alternate in copying more.
   __device__ __forceinline__ static bool copies(const Tile& tile, int line) {
     return Config::kCluster == 1 || (line + tile.start / Config::kKeys) % 2 == ptx::cluster_rank();
   }
@@ -192,7 +193,7 @@ class Producer {
     __syncwarp();
   }
 
-  // Copies a cached tile: kBlocks boxes of kChannels channels, in rows of kPitch bytes. page: of prefetch_page().
+  // Copies a cached tile: kBlocks boxes of kChannels channels, in rows of kPitch bytes. page: from prefetch_page().
   template <int kBlocks, int kPitch, int kChannels>
   __device__ __forceinline__ void copy_cached(const WorkTile& work, const Tile& tile, int page, bool values,
                                               const ptx::TensorMap& map, unsigned to, unsigned barrier,
@@ -206,7 +207,7 @@ class Producer {
       for (int i = lane_ % kBoxLanes; i < b.count; i += kBoxLanes) {
         const int box = b.first + i;
         if (i >= kBoxLanes) page = find_box(work, tile, box, values).page;
-        // An invalid page becomes one beyond the tensor, which the TMA fills with zeros.
+        // An invalid page becomes the first one beyond the tensor, which the TMA fills with zeros.
         const int outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
         copy_box(to + box * b.keys * kPitch + block * Config::kKeys * kPitch, map, barrier, kChannels * block, kv_head,
                  slot_in_page(p_, tile.start + box * b.keys), outer);
@@ -214,7 +215,7 @@ class Producer {
     }
     __syncwarp();
   }
-  // Copies an x-packed tile, one box a lane: K in groups of 8 keys, V in groups of 16, with all channels each.
+  // Copies an x-packed tile, one box for each lane: K in groups of 8 keys, V in groups of 16, with all channels each.
   __device__ __forceinline__ void copy_packed(const WorkTile& work, const Tile& tile, int page, bool values,
                                               const ptx::TensorMap& map, unsigned to, unsigned barrier,
                                               int kv_head) const {
@@ -278,7 +279,7 @@ class Producer {
     __syncwarp();
   }
 
-  // Copies an 8-bit tile to a raw stage, for the dequant warps or, in fp8, for the warps that transpose V.
+  // Copies an 8-bit tile to a raw stage, for the dequant warps or, with fp8, for the warps that transpose V.
   template <int kHeadDim, bool kValues>
   __device__ __forceinline__ void load_quantized(const WorkTile& work, int kv_head, const Tile& tile, int page) {
     const PipelineState pipe = raw_pipe_;
@@ -296,12 +297,12 @@ class Producer {
     }
   }
 
-  // more: further bytes that the barrier expects, where the tile is dense.
+  // more: further bytes that the barrier expects if the tile is dense.
   __device__ __forceinline__ void load_k(const WorkTile& work, int kv_head, const Tile& tile, int page, int more) {
     const PipelineState pipe = k_pipe_;
     k_pipe_.next<Config::kStages>();
     if (Config::kQuantized && tile.cached) return load_quantized<Config::kHeadDimQk, false>(work, kv_head, tile, page);
-    // Waits until the dequant warps have filled all earlier stages: the phases of K and V never lag by two.
+    // Waits until the dequant warps have filled all earlier stages, so that the phases of K and V never lag by two.
     if (Config::kQuantized) ptx::wait_phase(smem_.raw_empty(last_raw_.stage), last_raw_.phase);
     ptx::wait_phase(smem_.k_empty(pipe.stage), pipe.phase ^ 1);
     write_tile_mask(smem_.mask(pipe.stage), work, tile, page);
@@ -349,13 +350,13 @@ class Producer {
       }
     }
     const bool any = __any_sync(0xffffffffu, bad) != 0;
-    // racecheck reports this beside Softmax::mask_edge(): it does not follow a barrier that copies complete.
+    // racecheck reports this with Softmax::mask_edge(): it does not model a barrier that copies complete.
     if (lane_ == 0) ptx::store_shared_u32(at, any ? 1u : 0u);
     if (any) mask_boxes(at, work, tile);
     __syncwarp();
   }
   __device__ __forceinline__ void mask_boxes(unsigned at, const WorkTile& work, const Tile& tile) const {
-    // Each lane writes the word of 32 keys. This is rare, so it is kept simple.
+    // Each lane writes the word of 32 keys. This is rare, so the code is simple rather than fast.
     if (lane_ < Config::kKeys / 32) {
       const Boxes b = boxes_of(tile);
       unsigned bits = 0;
@@ -371,7 +372,7 @@ class Producer {
     }
   }
 
-  // Zeroes rows [begin, end) of V. The swizzle stays within a row.
+  // Zeroes rows [begin, end) of V. The swizzle permutes within a row only.
   __device__ __forceinline__ void zero_v_rows(unsigned at, int begin, int end) {
 #pragma unroll 1
     for (int i = lane_; i < (end - begin) * 8; i += 32) {
@@ -386,8 +387,8 @@ class Producer {
   const Smem& smem_;
   const int lane_;
   PipelineState q_pipe_, k_pipe_, v_pipe_, raw_pipe_;
-  PipelineState last_raw_{0, 1};  // the last raw stage used; initially one that counts as read
-  unsigned edge_phases_ = 0;  // a bit for each barrier
+  PipelineState last_raw_{0, 1};  // the last raw stage in use; initially one that counts as read
+  unsigned edge_phases_ = 0;  // a bit for each edge barrier
 };
 
 }  // namespace attune::prefill

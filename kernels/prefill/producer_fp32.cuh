@@ -3,8 +3,8 @@
 // into three bf16 and store these as three tiles, swizzled as the TMA writes them. Tiles come from the last to the
 // first, as far ahead of the consumer warps as the stages allow.
 //
-// Threads load the rows, so any strides and any layout and element type of a cache will do. Keys that the block may not
-// see, keys on pages that do not exist, and channels beyond the head dim are not read: zeros are stored.
+// Threads load the rows, so any strides, layout and element type of a cache will do. Keys that the block may not see,
+// keys on pages that do not exist, and channels beyond the head dim are not read; zeros are stored for them.
 #pragma once
 
 #include "common/finish.cuh"
@@ -52,15 +52,16 @@ class Fp32Producer {
 
   using Row = PieceRow;
 
-  // Loads kRows rows of kHeadDim channels and stores them as three bf16 tiles from `to` on. find: row number to Row.
-  // empty, phase: the barrier to wait for before storing. The threads cover eight rows of 64 channels at a time: a
-  // thread has the same place in each such set, and so the same swizzle.
+  // Loads kRows rows of kHeadDim channels and stores them as three bf16 tiles from `to` on. find: from a row's number
+  // to its Row. empty, phase: the barrier to wait for before storing. The threads cover eight rows of 64 channels at a
+  // time: a thread has the same position in each such set, and so the same swizzle.
+  //
   // rows_contiguous: neighbouring rows are contiguous in memory, neighbouring channels are not. Then neighbouring
   // threads have rows, not channels.
   template <int kType, int kHeadDim, int kRows, bool kVec4, class Find>
   __device__ __forceinline__ void store_bf16x3(const Find& find, const Strided& place, unsigned to, unsigned empty,
                                                unsigned phase, bool rows_contiguous = false) const {
-    // Pieces of four channels that a thread loads ahead. Blocks of 256 threads have registers for more.
+    // Units of four channels that a thread loads ahead. Blocks of 256 threads have registers for more.
     constexpr int kAtATime = !kVec4 ? 4 : Config::kConsumerGroups == 1 ? 16 : 8;
     constexpr int kBlocks = (kHeadDim + 63) / 64, kEights = kRows / 8, kTotal = kBlocks * kEights;
     const int piece = rows_contiguous ? thread_ / 8 : thread_ % 16,
@@ -141,7 +142,7 @@ class Fp32Producer {
   template <bool kValues, int kHeadDim>
   __device__ __forceinline__ void load_tile(const WorkTile& work, int kv_head, const Tile& tile, unsigned to,
                                             unsigned empty, unsigned phase) const {
-    if (Config::kCached && (tile.cached || !Config::kDense)) {  // else the tile has no keys
+    if (Config::kCached && (tile.cached || !Config::kDense)) {  // otherwise the tile has no keys
       const kernels::KvPlane& plane = kValues ? p_.v : p_.k;
       const auto find = [&](int row) -> Row {
         const int key = tile.start + row;
@@ -180,7 +181,7 @@ class Fp32Producer {
       if (thread_ == 0) ptx::store_shared_u32(at + 4 + 4 * word, bits);
       any |= bits;
     }
-    // racecheck reports this beside the loads of mainloop_fp32.cuh: it does not follow a thread's arrival for its warp.
+    // racecheck reports this with the loads of mainloop_fp32.cuh: it does not model a thread that arrives for its warp.
     if (thread_ == 0) ptx::store_shared_u32(at, any != 0 ? 1 : 0);
   }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer of caches that the TMA cannot copy: four warps gather rows by cp.async of 4, 8 or 16 bytes, in the
-// layout of the TMA and the dequant warps: swizzled rows, and x-packed V as in xpacked.cuh. The first warp also takes
-// work tiles and has the TMA copy q and the new tokens.
+// The producer of caches that the TMA cannot copy: four warps gather rows by cp.async of 4, 8 or 16 bytes. They write
+// the layout of the TMA and of the dequant warps: swizzled rows, and x-packed V as in xpacked.cuh. The first warp also
+// takes work tiles, and copies q and the new tokens by TMA.
 //
-// A warp has 32 keys of a tile; smaller tiles have several warps for 32 keys. Each lane finds where one key lies. Keys
-// that the block may not see, and keys on pages that do not exist, are not read: zeros are stored.
+// A warp has 32 keys of a tile; in smaller tiles several warps have the same 32 keys. Each lane finds the row of one
+// key. Keys that the block may not see, and keys on pages that do not exist, are not read; zeros are stored for them.
 #pragma once
 
 #include "prefill/producer.cuh"
@@ -45,7 +45,7 @@ class GatherProducer : Producer {
     return static_cast<int>(ptx::kept(count) % kernels::kWorkSlots);
   }
 
-  // The page and slot of the lane's key, as the tables say.
+  // The page and slot of the lane's key, as read from the tables.
   struct Key {
     int page, slot;
   };
@@ -73,7 +73,7 @@ class GatherProducer : Producer {
         if (p_.v_page_table.data != nullptr) key = look_up(work, tile, true);
         row = row_pointer<Config::kXpacked ? kUnit / 2 : 1>(p_.v, kv_head, tile, key);
       }
-      // The page for the next tile is requested as soon as this tile's is no longer needed.
+      // The page for the next tile is requested as soon as this tile's page is no longer needed.
       if (i > work.tile_begin) key = look_up(work, tile_at(work, tiles, i - 1), false);
       if (is_new) {
         load_new_v(work, kv_head, tile);
@@ -84,7 +84,7 @@ class GatherProducer : Producer {
     }
   }
 
-  // New tokens, by the TMA. Each warp arrives once the stage is empty.
+  // Loads new tokens by TMA. Each warp arrives once the stage is empty.
   __device__ __forceinline__ void load_new_k(const WorkTile& work, int kv_head, const Tile& tile) {
     producer_commit_all();  // nothing else would commit them before the consumer warps wait
     k_pipe_ = pipe_;
@@ -118,7 +118,7 @@ class GatherProducer : Producer {
       copy_xpacked_v(row, to);
       if (tile.low != tile.start || tile.high != tile.start + Config::kKeys) {
         producer_commit_all();
-        // racecheck reports the copies beside the zeros: it does not follow that each thread has waited for its own.
+        // racecheck reports the copies with the zeros: it does not model that each thread has waited for its copies.
         ptx::named_barrier_sync(kLoadBarrier, 32 * kWarps);  // the copies of all warps have arrived
         zero_v_columns<32 * kWarps>(to, tile.low - tile.start, tile.high - tile.start, 32 * warp_ + lane_);
         producer_commit(full);
@@ -130,7 +130,7 @@ class GatherProducer : Producer {
     producer_commit_previous(full);
   }
 
-  // --- Where keys lie
+  // --- Rows of keys
 
   __device__ __forceinline__ int key_group() const { return warp_ / kWarpsPerGroup; }
   __device__ __forceinline__ int warp_in_group() const { return kWarpsPerGroup > 1 ? warp_ % kWarpsPerGroup : 0; }
@@ -149,7 +149,7 @@ class GatherProducer : Producer {
     return index + (key - index * p_.page_size >= p_.page_size ? 1 : 0);
   }
 
-  // The row of the lane's key, or null. kTogether: keys that one copy brings, of which some may be invisible.
+  // The row of the lane's key, or null. kTogether: keys that one copy brings, some of which may be invisible.
   template <int kTogether>
   __device__ __forceinline__ const char* row_pointer(const kernels::KvPlane& plane, int kv_head, const Tile& tile,
                                                      const Key& key) const {
@@ -178,10 +178,10 @@ class GatherProducer : Producer {
   __device__ __forceinline__ static const char* row_of(const char* row, int lane) {
     return reinterpret_cast<const char*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row), lane));
   }
-  // Addresses are recomputed where needed: registers are scarce.
+  // The lane, opaque, so that addresses are recomputed at each use: registers are scarce.
   __device__ __forceinline__ int own_lane() const { return static_cast<int>(ptx::kept(static_cast<unsigned>(lane_))); }
 
-  // Copies rows of kHeadDim contiguous channels and zeros up to kBytes. The lanes of a row have a line of 128 bytes.
+  // Copies rows of kHeadDim contiguous channels, then zeros up to kBytes. The lanes of a row have a line of 128 bytes.
   template <int kHeadDim, int kBytes>
   __device__ __forceinline__ void copy_rows(const char* own, unsigned to) const {
     constexpr int kLanes = 128 / kUnit, kAtATime = 32 / kLanes, kLines = (kBytes + 127) / 128;
@@ -208,7 +208,7 @@ class GatherProducer : Producer {
     }
   }
 
-  // x-packed K: pieces of 8 channels, one key a lane.
+  // Copies x-packed K: units of 8 channels, one key for each lane.
   __device__ __forceinline__ void copy_xpacked_k(const char* from, unsigned to) const {
     constexpr int kPieces = 2 * Config::kQkSteps;
     const int lane = own_lane();
@@ -227,7 +227,7 @@ class GatherProducer : Producer {
     }
   }
 
-  // x-packed V: one copy has a few keys of a channel. The lanes have all keys of a few channels at a time.
+  // Copies x-packed V: one copy has a few keys of a channel. The lanes have all keys of a few channels at a time.
   __device__ __forceinline__ void copy_xpacked_v(const char* own, unsigned to) const {
     constexpr int kKeysOfUnit = kUnit / 2, kAtATime = kKeysOfUnit, kStep = kWarpsPerGroup * kAtATime;
     const int lane = own_lane(), key = lane / kAtATime * kKeysOfUnit,
@@ -246,7 +246,7 @@ class GatherProducer : Producer {
 
   // --- Commits
 
-  // A tile of K or V is committed when the copies of the next one are under way.
+  // A tile of K or V is committed once the copies of the next tile have been issued.
   __device__ __forceinline__ void producer_commit_previous(unsigned full) {
     ptx::commit_copies();
     if (pending_ != 0) {
@@ -271,7 +271,7 @@ class GatherProducer : Producer {
   const int warp_;
   const unsigned inverse_;  // of the page size
   PipelineState pipe_;      // K and V advance together
-  unsigned pending_ = 0;    // the full barrier of the last copies
+  unsigned pending_ = 0;    // the full barrier of the latest copies
 };
 
 }  // namespace attune::prefill

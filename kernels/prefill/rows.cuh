@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two rows of a consumer thread (l / 4 and l / 4 + 8 of its warp's sixteen): their tokens, their masks and the
-// terms of their scores.
+// Masks and score terms of the two rows of a consumer thread, which are rows l / 4 and l / 4 + 8 of its warp's sixteen.
 #pragma once
 
 #include "common/masks.cuh"
@@ -25,7 +24,7 @@ struct Choice<false, A, B> {
 
 using common::finite_row_max;
 
-// fp8: the scales of q and k together, or that of v.
+// fp8: the product of the scales of q and k, or the scale of v.
 __device__ __forceinline__ float code_scale(const WorkTileParams& p, bool values) {
   if (!Config::kFp8 || p.prologue.qkv_scale == nullptr) return 1.0f;
   const float* const scale = p.prologue.qkv_scale;
@@ -41,8 +40,8 @@ __device__ __forceinline__ int token_of_row(const WorkTileParams& p, int row) {
 struct Rows {
   static constexpr bool kAlibiOn = (Config::kScore & (use::kAlibi | use::kAlibiSqrt)) != 0;
   // kProducts: scores stay unscaled products until the exponential. The map from products to scores is monotonic, so
-  // row_max may be that of products. ALiBi alone adds its slope to the products. All other terms, and cases that would
-  // spill or are not exact enough, are computed first.
+  // row_max may be that of products. ALiBi alone adds its slope to the products. All other terms are computed first,
+  // and so are cases that would spill or are not exact enough.
   static constexpr bool kWide = Config::kCached && Config::kChannels > 128;
   static constexpr bool kPlain = Config::kScore == 0,
                         kSloped = Config::kScore == use::kAlibi && !kWide && !Config::kFp32,
@@ -51,13 +50,13 @@ struct Rows {
   static constexpr bool kTables = (Config::kScore & use::kTables) != 0;
   using KeyMask = common::KeyMask<Config::kMask>;
 
-  int token[2], head[2];                 // of the sequence, and of all query heads; token -1: padding row
+  int token[2], head[2];                 // in the sequence; among all query heads; token -1: a padding row
   int position[2];                       // absolute
   int first[2], end[2];                  // visible keys
-  int first_of_all, end_of_all;          // keys that all rows of the block see
+  int first_of_all, end_of_all;          // the keys that all rows of the block see
   float slope[kAlibiOn ? 2 : 1];         // for scores in base 2
   float product_slope[kSloped ? 2 : 1];  // for products
-  int batch, num_keys, before;           // before: keys before the sequence's first query
+  int batch, num_keys, before;           // before: the number of keys before the sequence's first query
   KeyMask key_mask;
 
   __device__ __forceinline__ void start(const WorkTileParams& p, const WorkTile& t, int head_tile) {
@@ -88,7 +87,8 @@ struct Rows {
     float slope;
   };
   __device__ __forceinline__ Terms terms(int h) const { return {head[h], token[h], before, slope[kAlibiOn ? h : 0]}; }
-  // A product as a score in base 2. distance: from key to query; a float, as conversions occupy the SFU.
+  // Turns a product into a score in base 2. distance: from key to query, as a float, because conversions occupy the
+  // SFU.
   __device__ __forceinline__ static float score_of(const WorkTileParams& p, float s, const Terms& t, int key,
                                                    float distance) {
     if constexpr ((Config::kScore & use::kSoftcap) != 0) {
@@ -107,7 +107,7 @@ struct Rows {
   }
   // start: the tile's first key.
   __device__ __forceinline__ void score(const WorkTileParams& p, int start, float (&s)[Config::kKeys / 2]) const {
-    const int key = start + threadIdx.x % 4 * 2;  // the thread's first
+    const int key = start + threadIdx.x % 4 * 2;  // the thread's first key
     const float distance[2] = {distance_of(0, start), distance_of(1, start)};
 #pragma unroll
     for (int i = 0; i < Config::kKeys / 2; ++i) {
@@ -120,7 +120,7 @@ struct Rows {
   __device__ __forceinline__ float distance_of(int h, int start) const {
     return static_cast<float>(position[h] - start - static_cast<int>(threadIdx.x % 4) * 2);
   }
-  // The distance from the thread's first key to that of register i.
+  // The distance from the thread's first key to the key of register i.
   __device__ __forceinline__ static constexpr float place_of(int i) { return static_cast<float>(i / 4 * 8 + i % 2); }
   // Adds ALiBi relative to the thread's first key.
   __device__ __forceinline__ void add_slope(float (&s)[Config::kKeys / 2]) const {
@@ -141,8 +141,8 @@ struct Rows {
     for (int i = kTerms - 2; i >= 0; --i) factor = fmaf(factor, square, cap.terms[i]);
     return fmaf(s, factor, -row_max_ref);
   }
-  // Whether all rows of the warp may use a polynomial, by this thread's row_max of products. Padding rows hold queries
-  // of another sequence and have no vote: their limit is NaN (Accumulators).
+  // Whether all rows of the warp may use a polynomial, by this thread's row_max of products. Padding rows have queries
+  // of another sequence and do not vote: their limit is NaN (Accumulators).
   template <int kTerms>
   __device__ __forceinline__ static bool all_take(const kernels::CapPolynomial<kTerms>& cap, const float (&max)[2],
                                                   const float (&limit)[kCapped ? 2 : 1]) {
@@ -151,8 +151,8 @@ struct Rows {
     for (int h = 0; h < 2; ++h) both = both && ((cap.low <= max[h] && max[h] <= cap.high) || is_padding(limit, h));
     return !__any_sync(0xffffffffu, !both);
   }
-  // The same where row_max is not far enough above the polynomial's range, but no product is below the range.
-  // least_bits(h): of this thread's least product of row h.
+  // The same if row_max is not far enough above the polynomial's range, but no product is below the range.
+  // least_bits(h): the bits of this thread's smallest product of row h.
   template <int kTerms, class LeastBits>
   __device__ __forceinline__ static bool all_take(const kernels::CapPolynomial<kTerms>& cap, const float (&max)[2],
                                                   const float (&limit)[kCapped ? 2 : 1], const LeastBits& least_bits) {
@@ -175,7 +175,7 @@ struct Rows {
     return x != x;
   }
 
-  // The tiles that need no mask, of the cached tiles or, without a cache, of the dense ones.
+  // The tiles that need no mask: of the cached tiles or, without a cache, of the dense tiles.
   __device__ __forceinline__ TileSpan whole_tiles(const WorkTile& t, const Tiles& tiles) const {
     const bool cached = Config::kCached && tiles.num_cached_tiles > 0;
     const int base = cached ? 0 : tiles.dense_start, origin = cached ? tiles.cached_begin : 0;
@@ -188,7 +188,7 @@ struct Rows {
   // Bit 2 j + e: this thread's key 8 j + 2 (lane % 4) + e of the tile.
   using KeyBits = typename Choice<(Config::kKeys > 128), unsigned long long, unsigned>::Type;
 
-  // The thread's keys before key x of the tile.
+  // This thread's keys before key x of the tile.
   __device__ __forceinline__ static KeyBits keys_before(int x) {
     x = min(max(x - static_cast<int>(threadIdx.x % 4) * 2, 0), Config::kKeys);
     const int count = x / 8 * 2 + min(x % 8, 2);
@@ -212,7 +212,8 @@ struct Rows {
   __device__ __forceinline__ VisibleKeys visible_keys(const WorkTileParams& p, const Tile& tile) const {
     return {{visible_by_position(p, tile, 0), visible_by_position(p, tile, 1)}};
   }
-  // any_invalid: keys of the tile are on pages that do not exist, as the TileMask at shared address tile_mask says.
+  // any_invalid: keys of the tile are on pages that do not exist, according to the TileMask at shared address
+  // tile_mask.
   template <int kCount>
   __device__ __forceinline__ void apply_mask(const WorkTileParams& p, const Tile& tile, const VisibleKeys& visible_keys,
                                              bool any_invalid, unsigned tile_mask,

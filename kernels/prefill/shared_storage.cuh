@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory of the prefill kernels, and the addresses of its fields.
+// Shared memory of the prefill kernels, and the shared addresses of its fields.
 #pragma once
 
 #include "common/shared_view.cuh"
@@ -14,20 +14,21 @@ struct RingBarriers {
 };
 constexpr int kEdgeBarriers = kernels::prefill_edge_barriers(Config::kCluster, Config::kValueStages),
               kTileIdxSlots = kernels::prefill_tile_idx_slots(Config::kCluster);
-// When the first block sends an index, the other one has read that of two and as many as there are stages before.
+// When the first block sends an index, the other block has read the index of two tiles, plus one for each stage,
+// before.
 static_assert(Config::kCluster == 1 || kTileIdxSlots >= Config::kStages + 2, "indices overwrite those not yet read");
 struct alignas(16) Barriers {
   kernels::Barrier k_full[Config::kStages], k_empty[Config::kStages], v_full[Config::kStages], v_empty[Config::kStages];
   kernels::Barrier work_full[kernels::kWorkSlots], work_empty[kernels::kWorkSlots];
   kernels::Barrier q_full[Config::kQueryStages], q_empty[Config::kQueryStages];
-  // The producer's own: tiles of V whose invisible rows it zeroes before it commits them. In a cluster one a stage, as
-  // the other block may copy the next such tile before this one has arrived.
+  // For the producer alone: tiles of V whose invisible rows it zeroes before it commits them. In a cluster there is one
+  // for each stage, because the other block may copy the next such tile before this one has arrived.
   kernels::Barrier edge[kEdgeBarriers];
   [[no_unique_address]] kernels::SharedArray<RingBarriers, Config::kRawStages> raw;
   [[no_unique_address]] kernels::SharedArray<kernels::Barrier, kTileIdxSlots> tile_idx_full;
 };
 
-// Keys of a tile on pages that do not exist: one bit a key. The bits are valid where `any` is not 0.
+// Keys of a tile on pages that do not exist: one bit for each key. The bits are valid only if `any` is not 0.
 struct alignas(16) TileMask {
   unsigned any;
   unsigned keys[Config::kKeys / 32];
@@ -119,8 +120,8 @@ struct Smem : common::SharedView<SharedStorage> {
     return ATTUNE_SHARED_AT_INDEX(SharedStorage, masks, stage);
   }
   __device__ __forceinline__ unsigned raw_mask(int stage) const { return mask(Config::kStages + stage); }
-  // Nonzero where a tile of a consumer group had scores outside the range of run_softcap_small(). Two flags alternate:
-  // a warp may write the next tile's flag before another warp has read this one's.
+  // Nonzero if a tile of a consumer warpgroup had scores outside the range of run_softcap_small(). Two flags alternate,
+  // because a warp may write the next tile's flag before another warp has read this tile's.
   __device__ __forceinline__ unsigned over_cap(int group, int tile) const {
     return ATTUNE_SHARED_AT_INDICES(SharedStorage, over_cap, group, tile & 1);
   }

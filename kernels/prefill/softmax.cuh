@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Online softmax of a consumer warpgroup: S becomes P in place and as a wgmma operand; row_max_ref follows row_max.
+// Online softmax of a consumer warpgroup: S becomes P, in place and as a wgmma operand; row_max_ref is updated. The
+// arithmetic of a tile is in softmax_ops.cuh.
 #pragma once
 
 #include "prefill/accumulators.cuh"
@@ -14,35 +15,35 @@ class Softmax {
   __device__ __forceinline__ Softmax(const WorkTileParams& p, const Smem& smem)
       : p_(p), smem_(smem), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {}
 
-  // A work tile may have dense tiles and tiles in the cache's form. Dense ones come first and use q's own type.
+  // A work tile may have dense tiles and tiles in the cache's form. Dense tiles come first and use q's type.
   static constexpr bool kTwoForms = (Config::kQuantized || Config::kXpacked) && Config::kDense;
 
-  // O is rescaled only where P would exceed 2^kRescaleThreshold, which is rare after the first tile. The largest P is
-  // then 2^kMaxOffset. fp16 drops numbers below 2^-25, so P in fp16 starts as high as its range allows.
+  // O is rescaled only if P would exceed 2^kRescaleThreshold, which is rare after the first tile. The largest P is then
+  // 2^kMaxOffset. fp16 drops numbers below 2^-25, so P in fp16 starts as high as its range allows.
   template <bool kCacheForm>
   static constexpr float kMaxOffset = kCacheForm && Config::kFp16P ? 7 : 0;
   template <bool kCacheForm>
   static constexpr float kRescaleThreshold = 8 + kMaxOffset<kCacheForm>;
-  static constexpr int kLastGroup = Config::kKeys / 2 - kExpGroup;  // scores before the last group
-  // With a deferred max, row_max_ref is raised where P is larger than this.
+  static constexpr int kLastGroup = Config::kKeys / 2 - kExpGroup;  // registers of S before the last group
+  // With a deferred max, row_max_ref is raised if P is larger than this.
   static constexpr float kMaxP = Config::kType == common::kBFloat16 ? 0x1p64f : 0x1p15f;
 
-  // The score in base 2 of a max of row h's products.
+  // Turns row h's max of products into a score in base 2.
   __device__ __forceinline__ float scaled_score(float max, int h) const {
     return Rows::kCapped ? Rows::score_of(p_, max, {}, 0, 0.0f) : max * score_scale(h);
   }
   __device__ __forceinline__ float score_scale(int h) const {
     return Config::kQuantized && Rows::kPlain ? factor_[h] : c_;
   }
-  // Whether the stage of K is released after P is packed, because the scales of the tile lie beside it.
+  // Whether the stage of K is released only after P is packed, because the scales of the tile are stored beside K.
   template <bool kCacheForm>
   static constexpr bool kReleaseKAfterPack = Config::kCached && !(kCacheForm && Config::kFp16P);
 
   static constexpr int kScores = Config::kKeys / 2;  // of both rows
 
-  // Turns S into P in place, updates row_max and row_max_ref, and sets `rescale` for what is accumulated so far.
-  // Returns whether a row of the warp is rescaled.
-  // kCount: registers in use; nonnegative: all_nonnegative(a.row_max), unused in a first tile.
+  // Turns S into P in place, updates row_max and row_max_ref, and sets `rescale` for what has been accumulated. Returns
+  // whether a row of the warp is rescaled. kCount: registers in use. nonnegative: all_nonnegative(a.row_max), unused in
+  // a first tile.
   template <bool kCacheForm, int kCount = kScores, bool kFirst = false, class Last = Nothing,
             class OverlapLast = Nothing>
   __device__ __forceinline__ bool online_softmax(const Rows& rows, const WorkTile& work, const Tiles& tiles, int i,
@@ -50,7 +51,8 @@ class Softmax {
                                                  float (&rescale)[2], Accumulators& a,
                                                  const Rows::VisibleKeys* visible_keys = nullptr, const Last& last = {},
                                                  const OverlapLast& overlap_last = {}) {
-    // Such tiles are always cached. The branch keeps ptxas from loading all scales early, which spills; likewise below.
+    // Such tiles are always cached. The branch, here and below, stops ptxas from loading all scales early, which
+    // spills.
     if (kCacheForm && Config::kKeyFactors && tiles.is_cached(i))
       scale_columns(smem_.scales(k_pipe_.stage, false), s);
     if constexpr (kCacheForm && Config::kQuantized && !Rows::kPlain) scale_rows(factor_, s);
@@ -105,7 +107,7 @@ class Softmax {
       if (edge) apply_mask();  // a finite score may have replaced -inf
       c[0] = c[1] = 1;
     }
-    // The slope comes last: else the compiler moves what depends on it alone to before the group.
+    // The slope is added last; otherwise the compiler moves what depends on it alone to before the group.
     const auto exponent = [&](int j) {
       const int h = j / 2 % 2;
       const float x = fmaf(s[j], c[h], -row_max_ref[h]);
@@ -122,7 +124,7 @@ class Softmax {
     return a.row_max_ref[h] == -ptx::infinity() || (kSlopedDeferredMax && rows.slope[Rows::kSloped ? h : 0] < 0.0f);
   }
 
-  // Masks a tile at an edge with -inf. Returns whether it is one.
+  // Masks a tile at an edge with -inf. Returns whether the tile is at an edge.
   template <int kCount = kScores>
   __device__ __forceinline__ bool mask_edge(const Rows& rows, const WorkTile& work, const Tiles& tiles, int i,
                                             const TileSpan& whole, float (&s)[Config::kKeys / 2],
@@ -136,7 +138,8 @@ class Softmax {
     return true;
   }
 
-  // Updates row_max_ref where row_max is too far above it, in a first tile always. Returns whether any in the warp was.
+  // Updates row_max_ref if row_max is too far above it, and always in a first tile. Returns whether any row_max_ref of
+  // the warp was updated.
   template <bool kCacheForm, bool kFirst>
   __device__ __forceinline__ bool update_row_max_ref(float (&rescale)[2], Accumulators& a) const {
     const auto is_far = [&](int h) {
@@ -149,7 +152,7 @@ class Softmax {
       if (kThreadRowMax) a.row_max[h] = quad_max(a.row_max[h]);
       if (is_far(h)) {
         float level = scaled_score(a.row_max[h], h) - kMaxOffset<kCacheForm>;
-        if (Config::kDeferredMaxSoftcap) level = fmaxf(level, a.row_max_ref[h]);  // it may be above row_max already
+        if (Config::kDeferredMaxSoftcap) level = fmaxf(level, a.row_max_ref[h]);  // it may already be above row_max
         rescale[h] = ptx::exp2_approx(a.row_max_ref[h] - level);
         a.row_sum[h] *= rescale[h];
         a.row_max_ref[h] = level;
@@ -176,8 +179,8 @@ class Softmax {
         i, s, [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], row_max_ref[j / 2 % 2]); },
         [&](int first, int end) { add_row_sum(first, end, s, a); }, last, overlap_last);
   }
-  // Whether a score of the thread's rows may have left the range, whose end has the score `edge`. The test is
-  // conservative: P is not negative, so a tile's sum is at least its largest P.
+  // Whether a score of the thread's rows may have left the range; `edge` is the score at the end of the range. The test
+  // is conservative: P is not negative, so a tile's sum is at least its largest P.
   __device__ __forceinline__ static bool may_exceed_range(const float (&added)[2], float edge, const Accumulators& a) {
     bool beyond[2];
 #pragma unroll
@@ -188,9 +191,9 @@ class Softmax {
     return beyond[0] | beyond[1];
   }
 
-  // The polynomial of two terms is right in its range only, so squares of products are tested. limit[h] is the largest
-  // allowed square of row h as integer bits, which also keeps P in range; any square is allowed in padding rows. The
-  // limit is negative where the row has not started with small products.
+  // Sets the limits of softmax_softcap_small(). Its polynomial of two terms is valid in its range only, so squares of
+  // products are tested. limit[h] is the largest allowed square of row h as integer bits, which also keeps P in range.
+  // Padding rows allow any square. A negative limit means that the row has not started with small products.
   __device__ __forceinline__ void find_limits(const Accumulators& a, int (&limit)[2]) const {
     constexpr float kPowers = Config::kType == common::kBFloat16 ? 64 : 15;  // log2 of kMaxP
 #pragma unroll
@@ -284,8 +287,8 @@ class Softmax {
   const WorkTileParams& p_;
   const Smem& smem_;
   const float c_;
-  float factor_[2];            // scale of products with fp16 queries; includes c_ where scores need nothing else
-  bool needs_row_max_ = true;  // some row has no row_max_ref yet, or max_logits are asked for
+  float factor_[2];            // the scale of products with fp16 queries; includes c_ if scores need nothing else
+  bool needs_row_max_ = true;  // some row has no row_max_ref yet, or max_logits are wanted
   int p_max_bits_ = 0;         // the largest P of the tile, as integer bits
   PipelineState k_pipe_;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of the softmax over a thread's scores of a tile: max, exponentials, sums and scaling. kCount: registers in use.
+// Steps of the softmax on a thread's scores of a tile: max, exponentials, sums and scaling. kCount: registers in use.
 #pragma once
 
 #include "prefill/accumulators.cuh"
@@ -13,9 +13,9 @@ constexpr int kReduceChains = kManyRegisters ? 4 : 1;  // independent chains of 
 __device__ __forceinline__ int bits_of(float x) { return static_cast<int>(__float_as_uint(x)); }
 
 constexpr int kExpGroup = Rows::kCapped ? 8 : 16;  // exponentials between two borders
-// row_sum runs this far behind the exponentials
+// row_sum is computed this many registers after the exponentials.
 constexpr int kReduceLag = Config::kDeferredMaxSoftcap ? kExpGroup / 2 : kExpGroup;
-// row_sum beside the exponentials; with few registers it spills
+// row_sum is computed between the exponentials; with few registers that spills.
 constexpr bool kInterleaveReduce = !Config::kLowRegisters;
 // The first register that is reduced after the last exponential.
 template <int kCount>
@@ -34,19 +34,19 @@ __device__ __forceinline__ void add_row_sum(int first, int end, const float (&s)
   }
 }
 
-// The largest bits of P in registers first..end - 1 and `top`. Nonnegative floats compare like integers, and integers
-// have a three-input max. NaN is the largest.
+// The largest bits of P in registers first..end - 1 and of `top`. Nonnegative floats have the order of integers, and
+// integers have a three-input max. NaN is the largest.
 __device__ __forceinline__ void update_p_max_bits(int first, int end, const float (&s)[Config::kKeys / 2], int& top) {
 #pragma unroll
   for (int j = first; j < end; j += 2) top = max(max(top, bits_of(s[j])), bits_of(s[j + 1]));
 }
 
-// s[j] = 2^exponent(j), in groups. While the special-function unit computes one group (8 clocks each), the exponents of
-// the next group are computed and reduce(first, end) takes the group before. The caller reduces the last group. last()
-// runs before the last group, overlap_last() beside it.
+// s[j] = 2^exponent(j), in groups. While the special-function unit computes one group (8 clocks for each exponential),
+// the exponents of the next group are computed, and reduce(first, end) takes the group before. The caller reduces the
+// last group. last() runs before the last group, overlap_last() during it.
 //
-// Each group is a loop that exits at once, as tile numbers are not negative. The compiler moves nothing across its
-// borders; without them it computes all exponents first.
+// Each group is a loop that exits at once, because tile numbers are not negative. The compiler moves nothing across its
+// borders; without them it would compute all exponents first.
 struct Nothing {
   __device__ __forceinline__ void operator()() const {}
 };
@@ -74,7 +74,7 @@ __device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys 
   }
 }
 
-// The max over this thread's scores of row h and, without slopes, x. Several chains hide latency: warps are few.
+// The max of x (not with slopes) and this thread's scores of row h. Several chains hide latency, because warps are few.
 template <int kCount, class T, class Bits, class Max>
 __device__ __forceinline__ T thread_row_max(const float (&s)[Config::kKeys / 2], int h, T x, const Bits& bits,
                                             const Max& largest) {
@@ -97,8 +97,8 @@ __device__ __forceinline__ bool all_nonnegative(const float (&max)[2]) {
   return !__any_sync(0xffffffffu, (bits_of(max[0]) | bits_of(max[1])) < 0);
 }
 
-// row_max covers a thread's own keys until row_max_ref is updated or the work tile ends: each lane of a quad can see
-// by itself whether an update is needed.
+// row_max covers a thread's keys alone until row_max_ref is updated or the work tile ends: each lane of a quad can see
+// for itself whether an update is needed.
 constexpr bool kThreadRowMax = Rows::kPlain;
 
 // Updates row_max with this tile. nonnegative: all_nonnegative(a.row_max), unused in a first tile.
@@ -106,8 +106,8 @@ template <int kCount, bool kFirst>
 __device__ __forceinline__ void update_row_max(const Rows& rows, int start, const float (&s)[Config::kKeys / 2],
                                                bool nonnegative, Accumulators& a) {
   float top[2];
-  // If the max is not negative, it is also the max of the integer bits, three at a time. In a first tile that is tested
-  // afterwards.
+  // If the max is not negative, it is also the max of the integer bits, which is taken three at a time. In a first tile
+  // the sign is tested afterwards.
   constexpr bool kAsBits = kManyRegisters && !Rows::kSloped;
   const auto as_bits = [&] {
 #pragma unroll
@@ -138,7 +138,7 @@ __device__ __forceinline__ void update_row_max(const Rows& rows, int start, cons
   }
 }
 
-// The bits of this thread's least score of row h, if it is negative: as unsigned integers, negative floats are the
+// The bits of this thread's smallest score of row h, if it is negative: as unsigned integers, negative floats are the
 // largest, and grow with their magnitude.
 template <int kCount>
 __device__ __forceinline__ unsigned least_bits(const float (&s)[Config::kKeys / 2], int h) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Offsets of a row's channels for threads that read rows themselves: fp32 rows may have any strides.
+// Offsets of a row's channels, for threads that read rows themselves: fp32 rows may have any strides.
 #pragma once
 
 #include "prefill/prefill_params.h"

@@ -4,9 +4,9 @@
 //
 // ldmatrix moves pairs of bytes: of 16 channels, lane (g, t) = (l / 4, l % 4) receives channels 2g, 2g + 1 of keys 2t,
 // 2t + 1 and, from the next matrix, of keys 2t + 8, 2t + 9. The bytes are sorted by channel and stored as rows of 16
-// keys: place 4t + i has key {2t, 2t + 1, 2t + 8, 2t + 9}[i]. In this order a thread has its P in the accumulators of
-// the QK GEMM. Even channels go to rows 0..7 of the block, odd ones to rows 8..15, so eight neighbouring lines are
-// stored at a time. In the PV GEMM a thread then has channels 4t .. 4t + 3.
+// keys: position 4t + i has key {2t, 2t + 1, 2t + 8, 2t + 9}[i]. In this order a thread has its P in the accumulators
+// of the QK GEMM. Even channels go to rows 0..7 of the block, odd channels to rows 8..15, so eight neighbouring lines
+// are stored at a time. In the PV GEMM a thread then has channels 4t .. 4t + 3.
 #pragma once
 
 #include "prefill/shared_storage.cuh"
@@ -20,7 +20,7 @@ namespace attune::prefill {
 
 class VTransposer {
  public:
-  // warp: of the transposing warps.
+  // warp: its number among the transposing warps.
   __device__ __forceinline__ VTransposer(const Smem& smem, int warp)
       : smem_(smem), warp_(warp), lane_(threadIdx.x % 32) {}
 
@@ -38,9 +38,9 @@ class VTransposer {
   }
 
  private:
-  static constexpr int kBlocks = Config::kChannels / 16;  // of 16 channels: each warp has every second block
+  static constexpr int kBlocks = Config::kChannels / 16;  // blocks of 16 channels; each warp has every second block
 
-  // Transposes the next tile, of which the first `seen` keys may be read; all, where that is more. (seen is not clamped
+  // Transposes the next tile, whose first `seen` keys may be read, or all keys if `seen` is more. (seen is not clamped
   // before the comparison: HACKING.md, "Style".)
   __device__ __forceinline__ void transpose(int seen) {
     const int from = tiles_ % Config::kRawStages, to = tiles_ % Config::kStages;
@@ -51,7 +51,7 @@ class VTransposer {
       __syncwarp();
     }
     ptx::wait_phase(smem_.v_empty(to), tiles_ / Config::kStages % 2 ^ 1);
-    const int line = lane_ & 7, half = lane_ >> 4;  // this lane's in the stored matrices
+    const int line = lane_ & 7, half = lane_ >> 4;  // the line and half of this lane in the stored matrices
     const unsigned v = smem_.v(to) + (lane_ & 15) * 128;
 #pragma unroll 1
     for (int block = warp_; block < kBlocks; block += Config::kTransposeWarps) {

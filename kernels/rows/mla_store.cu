@@ -7,7 +7,6 @@
 //
 // Tiles: a block takes `tile` tokens, a warp kRows of them at a time; a group's lanes compute its scale by shuffles.
 // Then rows of q: 8 lanes take the 64 rotary channels, a warp takes kHeads heads of a token.
-// rows of q: 8 lanes take the 64 rotary channels, a warp takes kHeads heads of a token.
 #include "common/lanes.cuh"
 #include "ptx/grid.cuh"
 #include "rows/mla_rope.cuh"

@@ -3,8 +3,6 @@
 // lengths. A group has as many blocks as there are head tiles and takes a chain of work tiles (WorkTile::next_work).
 //
 //   row blocks by length    too long | rounds: one for each group, direction alternates | rest
-//
-//   row blocks by length    too long | rounds of one for each group, every other one backwards | rest
 //   stream                  the tiles of the too long ones and of the rest, one row block after the other
 //   tiles of a group        its whole row blocks, then a range of the stream that brings it to the target
 //
