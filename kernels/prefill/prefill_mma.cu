@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefill attention by mma.sync and cp.async, for GPUs without wgmma: 16-bit rows over dense keys, a cache, or both;
-// the cache may have 8 bits (codes.cuh).
+// Prefill attention by mma.sync and cp.async, for GPUs without wgmma: 16-bit rows over dense keys, a cache, or both.
+// The cache may have 8 bits (mma/codes.cuh).
 //
-// Maths, for the tokens r of a block (one query head) and the keys j that they see:
+//Maths, for the tokens r of a block (one query head) and the keys j that they see:
 //   s_rj = factor <q_r, k_j> [softcap, ALiBi, biases], in base 2;  -inf where r does not see j
 //   m' = max(m, max_j s_rj);  p_rj = 2^(s_rj - m');  l = l 2^(m - m') + sum_j p_rj;  o = o 2^(m - m') + sum_j p_rj v_j
-// where m, row_max_ref, follows the max only when that is far above it. A row that sees no key has m = -inf, l = 0 and
-// P = 0; its output is 0.
+// m is row_max_ref, which is raised only when the max is far above it. A row that sees no key has m = -inf, l = 0 and P
+// = 0; its output is 0.
 //
-// Tiles: 4 warps of kRowTiles x 16 rows each, 64 keys. Registers hold S, P and O; shared memory Q, one tile of K and
-// one of V, so that two blocks fit a multiprocessor of an A100.
+// Grid: (query heads; sequences; row blocks, the last rows first, because causal ones see most keys). Heads are the
+// fastest axis, so that blocks of one KV head run at the same time. Tiles: 4 warps of kRowTiles x 16 rows each, 64
+// keys. Registers hold S, P and O; shared memory Q, one tile of K and one of V, so that two blocks fit a multiprocessor
+// of an A100. All warps are producers and consumers: producer mma/producer.cuh, GEMMs and softmax mma/mainloop.cuh and
+// mma/softmax.cuh, epilogue mma/epilogue.cuh; the loop over tiles is below.
 //
-//   copies:  | K 0 | V 0     | K 1     | V 1     | K 2      each issued behind the barrier that ends its buffer's use
+//   copies:  | K 0 | V 0     | K 1     | V 1     | K 2      each issued after the barrier that frees its buffer
 //   mma:           | Q K^T 0 | P V 0   | Q K^T 1 | P V 1
-//
-// Blocks: one for each row block, query head and sequence, those of the last rows first: causal ones see most keys.
-// Heads are the fastest axis, so that blocks of one KV head run at a time.
 #include "prefill/mma/codes.cuh"
 #include "prefill/mma/epilogue.cuh"
 #include "prefill/mma/mainloop.cuh"
@@ -27,7 +27,7 @@ namespace attune::prefill_mma {
 
 using Tiles = scheduler::KeyTiles<Config::kKeys, Config::kCached>;
 
-// A bit for each of 32 keys of a tile: whether it is there. Where rows see one range of keys, that is within the
+// A bit for each of 32 keys of a tile: whether it is valid. If rows see one range of keys, that range is within the
 // tile's.
 __device__ __forceinline__ unsigned found_keys(const SharedStorage& shared, const Tile& tile, int half) {
   if (half == Config::kHalves) return kAllKeys;
@@ -62,13 +62,13 @@ __device__ __forceinline__ void attend(const WorkTileParams& p, Storage& shared)
     if constexpr (Config::kCached) {
       ptx::commit_copies();
       ptx::wait_copies<1>();
-      __syncwarp();  // a warp's page ids are there
+      __syncwarp();  // the warp's page ids have arrived
     }
     issue_keys(0);
   }
   for (int i = 0; i < num_tiles; ++i) {
     ptx::wait_copies<0>();
-    __syncthreads();  // K is there, and all have read the last V
+    __syncthreads();  // K has arrived, and all warps have read the last V
     const Tile tile = tile_at(i);
     const Rows rows(p, t, shared.head);
     copy_tile<true>(p, t, tile, shared.kv_head, shared, v);
@@ -80,10 +80,10 @@ __device__ __forceinline__ void attend(const WorkTileParams& p, Storage& shared)
     Weights weights;
     multiply_qk(q, {}, k, s);
     ptx::wait_copies<0>();
-    __syncthreads();  // V and the next page ids are there, and all have read K
+    __syncthreads();  // V and the next page ids have arrived, and all warps have read K
     if (i + 1 < num_tiles) issue_keys(i + 1);
     score_tile(p, t, tile, rows, masked, found, s);
-    // max_logits are row_max_ref.
+    // max_logits are read from row_max_ref, so it must then be the exact max.
     softmax(rows.scale(), p.max_logits != nullptr ? 0.0f : Config::kRescaleThreshold, s, weights, state);
     if (masked) take_special_values<Config::kType>(p, t, tile, rows, found, v, shared, state);
     multiply_pv<Config::kType, 1>(v, weights, state);
@@ -91,7 +91,7 @@ __device__ __forceinline__ void attend(const WorkTileParams& p, Storage& shared)
   epilogue(p, t, shared.head, state);
 }
 
-// The same where the cache has 8 bits.
+// The mainloop for a cache of 8 bits.
 template <class Storage>
 __device__ __forceinline__ void attend_codes(const WorkTileParams& p, Storage& shared) {
   using CodesK = CodeTile<false>;
@@ -105,7 +105,7 @@ __device__ __forceinline__ void attend_codes(const WorkTileParams& p, Storage& s
   const auto is_cached = [&](int i) {
     return i < num_tiles && Tiles(t.num_cached, t.first_key, t.end_key).is_cached(i);
   };
-  // Without dense keys all tiles are; what is converted behind the last one nobody reads.
+  // Without dense keys all tiles are cached. What is converted after the last tile is not read.
   const auto converts = [&](bool cached) { return !Config::kDense || cached; };
   const auto issue_codes_k = [&](int i) {
     if (is_cached(i)) CodesK::copy(p, t, tile_at(i), shared.kv_head, shared, codes_k);
@@ -113,7 +113,8 @@ __device__ __forceinline__ void attend_codes(const WorkTileParams& p, Storage& s
   const auto issue_codes_v = [&](int i) {
     if (is_cached(i)) CodesV::copy(p, t, tile_at(i), shared.kv_head, shared, codes_v);
   };
-  // What tile i needs beside its codes; of dense keys, K. Its page ids then make place for the next.
+  // Issues what tile i needs besides its codes, and K of dense keys. Then the next tile's page ids may overwrite tile
+  // i's.
   const auto issue_keys = [&](int i) {
     const Tile tile = tile_at(i);
     if (!tile.cached) copy_tile<false>(p, t, tile, shared.kv_head, shared, k);
@@ -131,7 +132,7 @@ __device__ __forceinline__ void attend_codes(const WorkTileParams& p, Storage& s
     copy_queries(p, t, shared.head, q);
     ptx::commit_copies();
     ptx::wait_copies<1>();
-    __syncwarp();  // a warp's page ids are there
+    __syncwarp();  // the warp's page ids have arrived
     issue_codes_k(0);
     issue_codes_v(0);
     ptx::commit_copies();
@@ -139,14 +140,14 @@ __device__ __forceinline__ void attend_codes(const WorkTileParams& p, Storage& s
     if constexpr (Config::kHoldsQ) {
       __syncthreads();
       hold_queries(q, held);
-      __syncthreads();  // Q lies where K does
+      __syncthreads();  // Q overlays K
     }
     if (is_cached(0)) CodesK::convert(codes_k, k);
     issue_keys(0);
   }
   for (int i = 0; i < num_tiles; ++i) {
     ptx::wait_copies<0>();
-    __syncthreads();  // K and the next page ids are there, and all have read the last V
+    __syncthreads();  // K and the next page ids have arrived, and all warps have read the last V
     const Tile tile = tile_at(i);
     Rows rows(p, t, shared.head);
     if constexpr (!Config::kTokenScales) {
@@ -173,7 +174,7 @@ __device__ __forceinline__ void attend_codes(const WorkTileParams& p, Storage& s
     const float* v_scales = v_scales_of(shared, i % 2);
     softmax(rows.scale(), shared.threshold, s, weights, state, v_scales, tile.cached);
     if (any_odd) multiply_by_odd_scales(p, t, tile, shared.kv_head, v);
-    // The second part of P may be 0 or negative, which must not meet an infinity.
+    // The second part of P may be 0 or negative, and must not be multiplied by an infinity.
     const bool meets_infinity = Config::kPParts == 2 && (any_odd || Config::kCacheType == common::kE5m2);
     const auto multiply = [&]<int kType, int kParts>() {
       if (masked || meets_infinity) take_special_values<kType>(p, t, tile, rows, found, v, shared, state, v_scales);

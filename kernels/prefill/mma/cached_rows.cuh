@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies rows of a cache to shared memory by cp.async. A warp copies the same kWarpRows rows of each tile.
 //
-// What it must know for that, the page ids of these rows, it has copied to shared memory a tile before (fetch_pages).
-// Loaded from global memory here, they would be waited for before the warp goes on to multiply.
+// The page ids of these rows were copied to shared memory one tile before (fetch_pages). If they were loaded from
+// global memory here, the warp would wait for them before it goes on to its GEMMs.
 #pragma once
 
 #include "common/cached_slot.cuh"
@@ -16,26 +16,27 @@ namespace attune::prefill_mma {
 
 using scheduler::Tile;
 
-constexpr int kWarpRows = Config::kKeys / Config::kWarps;  // of a tile, one after the other
+constexpr int kWarpRows = Config::kKeys / Config::kWarps;  // rows of a tile that a warp copies; they are adjacent
 
 struct Place {
-  int first_row, lane;  // the warp's
+  int first_row, lane;  // the first of the warp's rows; the lane
 };
 __device__ __forceinline__ Place place_of(unsigned thread) {
   return {static_cast<int>(thread / 32 * kWarpRows), static_cast<int>(thread % 32)};
 }
-// Computed where it is used, since copies are addressed but twice a tile: else all addresses would be kept.
+// Recomputed at each use, because copies are addressed only twice a tile: otherwise all addresses would stay in
+// registers.
 __device__ __forceinline__ Place place_again() { return place_of(ptx::kept(threadIdx.x)); }
 
 // Whether a warp's rows lie in one page.
 __device__ __forceinline__ bool one_page_a_warp(const WorkTileParams& p) {
   return p.paged == 0 || p.page_size % kWarpRows == 0;
 }
-// Whether pages have ids in memory; else a sequence is its page.
+// Whether page ids are in memory. If not, each sequence is one page.
 __device__ __forceinline__ bool has_page_ids(const WorkTileParams& p) {
   return p.paged != 0 || p.batch_index.data != nullptr;
 }
-// Whether fetch_pages() has those of K, or of V.
+// Whether fetch_pages() copies the ids for K, or for V.
 __device__ __forceinline__ bool fetches_pages(const WorkTileParams& p, bool values) {
   if (values && p.v_page_table.data != nullptr) return false;
   return Config::kRowsOfId == 1 || p.paged == 0 || p.page_size % Config::kRowsOfId == 0;
@@ -46,29 +47,29 @@ __device__ __forceinline__ const int* page_id_at(const WorkTileParams& p, int ba
   return table.data + (batch * table.row_stride + common::page_index(p, key) * table.column_stride);
 }
 
-// Starts to copy the page ids of a warp's rows, over those of the tile before.
+// Issues the copies of the page ids of a warp's rows. They overwrite those of the tile before.
 __device__ __forceinline__ void fetch_pages(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
                                             SharedStorage& shared) {
-  __syncwarp();  // all lanes have read those
+  __syncwarp();  // all lanes have read the previous ids
   const Place here = place_again();
   if (!tile.cached || !has_page_ids(p) || !fetches_pages(p, false)) return;
   if (here.lane >= kWarpRows / Config::kRowsOfId) return;
   const int row = here.first_row + here.lane * Config::kRowsOfId, key = tile.start + row;
-  // Keys before `low` may share its page, and so its id.
+  // Keys before `low` may be on the same page and so have the same id.
   const int low = tile.low & -(one_page_a_warp(p) ? kWarpRows : Config::kRowsOfId);
   const bool there = key >= low && key < tile.high;
   ptx::copy_async<4>(ptx::shared_address(shared.pages + row / Config::kRowsOfId),
                      page_id_at(p, t.batch, there ? key : tile.low, false), there ? 4 : 0);
 }
 
-// The page of a row of this warp, some of whose page's keys are in [low, high).
+// The page of a row of this warp. Some keys on the row's page are in [low, high).
 __device__ __forceinline__ int page_of_row(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
                                            const SharedStorage& shared, int row, bool values) {
   if (!has_page_ids(p)) return t.batch;
   if (!fetches_pages(p, values)) return *page_id_at(p, t.batch, tile.start + row, values);
   return static_cast<int>(ptx::load_shared_u32(ptx::shared_address(shared.pages + row / Config::kRowsOfId)));
 }
-// Where a row of this warp lies. page -1: it is not to be read.
+// The page and slot of a row of this warp. page -1: the row is not read.
 __device__ __forceinline__ common::Slot find_row(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
                                                  const SharedStorage& shared, int row, bool values) {
   const int key = tile.start + row;
@@ -77,12 +78,12 @@ __device__ __forceinline__ common::Slot find_row(const WorkTileParams& p, const 
   return {common::is_there(p, page) ? page : -1, common::slot_in_page(p, key)};
 }
 
-// A piece of 16 bytes that a lane copies.
+// A chunk of 16 bytes that a lane copies.
 struct Piece {
-  int row, number;  // of the warp; of the row
+  int row, number;  // the row within the warp's rows; the chunk within the row
 };
-// piece(lane, step): what a lane copies, by copy(here, step, from, there). kRowsOn: by how many rows it goes down from
-// step to step; 0: its pieces lie anyhow.
+// piece(lane, step) is the chunk that a lane copies in a step, by copy(here, step, from, there). kRowsOn: from step to
+// step a lane goes down by this many rows; 0: its chunks have no such pattern.
 template <bool kValues, int kSteps, int kRowsOn, class PieceOf, class Copy>
 __device__ __forceinline__ void copy_pieces(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
                                             const SharedStorage& shared, const PieceOf& piece, const Copy& copy) {
@@ -115,7 +116,7 @@ __device__ __forceinline__ void copy_pieces(const WorkTileParams& p, const WorkT
     }
     return;
   }
-  // A lane finds a row, and tells all.
+  // Each lane finds one row and shares it by shuffles.
   const common::Slot slot = find_row(p, t, tile, shared, first + here.lane % kWarpRows, kValues);
   const bool exists = slot.page >= 0;
   const unsigned found = __ballot_sync(0xffffffffu, exists);
@@ -128,7 +129,7 @@ __device__ __forceinline__ void copy_pieces(const WorkTileParams& p, const WorkT
   }
 }
 
-// Rows of 16-bit channels. The chunks behind a row's channels, and all of a row that is not there, become zeros.
+// Rows of 16-bit channels. Chunks after a row's channels, and all chunks of an invalid row, become zeros.
 template <bool kValues, int kHeadDim, class Layout>
 __device__ __forceinline__ void copy_cached_tile(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
                                                  int kv_head, const SharedStorage& shared, unsigned to) {
@@ -148,7 +149,7 @@ __device__ __forceinline__ void copy_cached_tile(const WorkTileParams& p, const 
   copy_pieces<kValues, kSteps, kRowsOn>(p, t, tile, kv_head, shared, piece, copy);
 }
 
-// Says which keys of a tile are there, and have pages for K and V.
+// Sets a bit for each key of a tile: whether it is valid and has pages for K and V.
 __device__ __forceinline__ void find_keys(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
                                           SharedStorage& shared) {
   const Place here = place_again();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of an 8-bit cache. Each thread copies pieces of 16 codes to places of its own, a tile ahead, and converts them
-// to rows of 16 bits beside the products: no barrier is added, and the tensor cores do not wait. Scales are applied
-// elsewhere, so the numbers are exact.
+// Dequantizes tiles of an 8-bit cache. Each thread copies chunks of 16 codes to shared memory one tile ahead, and later
+// converts the same chunks to 16-bit rows, between the mma instructions of the GEMMs. So no barrier is added, and the
+// tensor cores do not wait. Scales are applied elsewhere, so the 16-bit numbers are exact.
 #pragma once
 
 #include "prefill/mma/mainloop.cuh"
@@ -9,17 +9,17 @@
 
 namespace attune::prefill_mma {
 
-// Of K, or of V.
+// A tile of K, or of V.
 template <bool kValues>
 struct CodeTile {
   static constexpr int kHeadDim = kValues ? Config::kHeadDimV : Config::kHeadDimQk;
-  static constexpr int kPiecesOfRow = kHeadDim / 16, kPieces = kWarpRows * kPiecesOfRow;  // of a warp
-  static constexpr int kSteps = (kPieces + 31) / 32;                                      // pieces of a thread
+  static constexpr int kPiecesOfRow = kHeadDim / 16, kPieces = kWarpRows * kPiecesOfRow;  // chunks of a row; of a warp
+  static constexpr int kSteps = (kPieces + 31) / 32;                                      // chunks of a thread
   static constexpr int kTo = kValues ? Config::kCodeTypeV : Config::kType;
   using Layout = common::RowLayout<kernels::mma_chunks(kHeadDim)>;
-  // Eight lanes that store 16 bytes each take four pieces of two rows, whose chunks lie in other banks.
+  // Eight lanes that store 16 bytes each take four chunks of each of two rows, which lie in different banks.
   static constexpr bool kPairsRows = kPiecesOfRow % 4 == 0;
-  // From step to step a thread goes down by kRowsOn rows; 0: anywhere.
+  // From step to step a thread goes down by kRowsOn rows; 0: no such pattern.
   static constexpr int kRowsOn =
       kPairsRows && 32 % (2 * kPiecesOfRow) == 0 && Layout::kSwizzled ? 32 / kPiecesOfRow : 0;
 
@@ -31,7 +31,7 @@ struct CodeTile {
   __device__ __forceinline__ static bool has(const Place& here, int step) {
     return (step + 1) * 32 <= kPieces || here.lane + step * 32 < kPieces;
   }
-  // Of a piece's codes.
+  // Where a chunk's codes are in shared memory.
   __device__ __forceinline__ static unsigned codes_at(const Place& here, int step, unsigned codes) {
     return codes + 16 * (here.first_row * kPiecesOfRow + here.lane + step * 32);
   }
@@ -44,13 +44,13 @@ struct CodeTile {
         });
   }
 
-  // Converts the pieces that this thread copied, and has waited for, a chunk of 8 numbers at a time: few registers, so
-  // that the compiler puts these instructions between those of a product.
+  // Converts the chunks that this thread copied (and has waited for), 8 numbers at a time. That takes few registers, so
+  // the compiler places these instructions between those of a GEMM.
   struct Conversion {
     Place here;
-    unsigned words[4];  // of the piece at hand
+    unsigned words[4];  // codes of the current chunk
 
-    // Reads the codes of chunk i; writes its numbers.
+    // load() reads the codes of half chunk i, store() writes its numbers.
     __device__ __forceinline__ void load(int i, unsigned codes) {
       if (i % 2 == 0 && has(here, i / 2)) ptx::load_shared_four(codes_at(here, i / 2, codes), words);
     }
@@ -66,7 +66,7 @@ struct CodeTile {
       if constexpr (kRowsOn > 0) at = Layout::rows_down(at, step * kRowsOn);
       ptx::store_shared_four(Layout::chunks_on(at, half), numbers);
     }
-    // At place `place` of kPlaces of a product.
+    // Runs overlap step `place` of kPlaces of a GEMM.
     template <int kPlaces>
     __device__ __forceinline__ void beside(int place, unsigned codes, unsigned to) {
       constexpr int kChunks = 2 * kSteps, kLater = kPlaces / kChunks * 3 / 4;
@@ -83,7 +83,7 @@ struct CodeTile {
   }
 };
 
-// The scale of a row of this warp, or of its value, to its place in shared memory; 1 where there is none.
+// Copies the scale of a row of this warp, or of its value, to shared memory; 1 if there is none.
 template <bool kValues>
 __device__ __forceinline__ void copy_scale(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
                                            const SharedStorage& shared, int row, float* to) {
@@ -102,7 +102,7 @@ __device__ __forceinline__ void copy_scale(const WorkTileParams& p, const WorkTi
   }
   ptx::copy_async<4>(ptx::shared_address(to), from, there ? 4 : 0);
 }
-// Of a warp's rows of a tile: of K by the first kWarpRows lanes, of V by the next. buffer: V's.
+// Copies the scales of a warp's rows of a tile: of K by the first kWarpRows lanes, of V by the next. buffer: of V.
 template <class Storage>
 __device__ __forceinline__ void copy_scales(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
                                             int buffer, Storage& shared) {
@@ -117,8 +117,9 @@ __device__ __forceinline__ void copy_scales(const WorkTileParams& p, const WorkT
 
 __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) < ptx::infinity(); }
 
-// P = 0 times a scale that is not finite would be NaN. 1 takes its place, and the values are multiplied instead
-// (multiply_by_odd_scales): they are special then. Of tokens the thread that copied a scale does so.
+// P = 0 times a scale that is not finite would be NaN. Such a scale is replaced by 1, and the values are multiplied by
+// it instead (multiply_by_odd_scales), so that they count as nonfinite values. Token scales are replaced by the thread
+// that copied them.
 __device__ __forceinline__ bool take_odd_scale(float* v_scales) {
   const Place here = place_again();
   if (here.lane < kWarpRows || here.lane >= 2 * kWarpRows) return false;
@@ -127,7 +128,7 @@ __device__ __forceinline__ bool take_odd_scale(float* v_scales) {
   mine = 1.0f;
   return true;
 }
-// A barrier of the block, at which all learn whether a value of the tile has an odd scale.
+// A block barrier that also tells all threads whether a value of the tile has a nonfinite scale.
 template <class Storage>
 __device__ __forceinline__ bool meet_odd_scales(Storage& shared, const Tile& tile, int buffer) {
   if constexpr (Config::kTokenScales) {
@@ -157,7 +158,7 @@ __device__ __forceinline__ void multiply_by_odd_scales(const WorkTileParams& p, 
   __syncthreads();
 }
 
-// O of the cached keys is relative to the scale of V until the last of them.
+// O of the cached keys is relative to the scale of V until the last cached tile.
 __device__ __forceinline__ void scale_o(float by, State& state) {
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
@@ -169,7 +170,7 @@ __device__ __forceinline__ void scale_o(float by, State& state) {
   }
 }
 
-// What the loop over tiles reads again and again: scales of all keys of a head, and the softmax's threshold.
+// Stores what the mainloop reads in each tile: the scales that all keys of a head share, and the softmax's threshold.
 template <class Storage>
 __device__ __forceinline__ void store_constants(const WorkTileParams& p, const WorkTile& t, Storage& shared) {
   if constexpr (Config::kQuantized) shared.threshold = p.max_logits != nullptr ? 0.0f : Config::kRescaleThreshold;

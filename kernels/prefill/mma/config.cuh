@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A specialisation of prefill_mma.cu or prefill_fp32_mma.cu, from the macros that the host compiles it with.
+// The configuration of prefill_mma.cu or prefill_fp32_mma.cu, from the macros that the host compiles it with.
 #pragma once
 
 #include "common/operand.cuh"
@@ -29,31 +29,31 @@ struct Config {
   static constexpr int kType = ATTUNE_TYPE, kCacheType = ATTUNE_CACHE_TYPE, kOutType = ATTUNE_OUT_TYPE;  // attune_dtype
   static constexpr unsigned kScore = ATTUNE_SCORE, kMask = ATTUNE_MASK;
   static constexpr bool kCached = ATTUNE_CACHED != 0, kDense = ATTUNE_DENSE != 0;
-  // The cache has 8 bits: its codes become numbers of 16 bits, exactly, and the scales go to scores, P and O
-  // (codes.cuh). A scale of all keys multiplies products and O; scales of tokens the columns of S and P.
+  // The cache has 8 bits. Its codes become 16-bit numbers, exactly, and the scales are applied to scores, P and O
+  // (codes.cuh): a scale of all keys multiplies products and O, token scales multiply the columns of S and P.
   static constexpr bool kQuantized = kCached && kCacheType != kType && kType != common::kFloat32,
                         kTokenScales = kQuantized && ATTUNE_TOKEN_SCALES != 0;
-  // fp16 has not the range of P times a scale: such a P is the sum of two bf16 numbers, and its V bf16.
+  // fp16 lacks the range of P times a scale, so such a P is the sum of two bf16 numbers, and V is bf16.
   static constexpr int kPParts = kTokenScales && kType == common::kFloat16 ? 2 : 1;
   static constexpr int kCodeTypeV = kPParts == 2 ? common::kBFloat16 : kType;
-  static constexpr int kRowTiles = ATTUNE_ROW_TILES;  // of 16 rows, of a warp
+  static constexpr int kRowTiles = ATTUNE_ROW_TILES;  // tiles of 16 rows in a warp
   static constexpr int kWarps = ATTUNE_WARPS, kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kRowTiles * kWarps, kKeys = ATTUNE_KEYS;
-  static constexpr int kHalves = (kKeys + 31) / 32;  // of a tile, a bit for each key in a word
-  // Of a tile's page ids, one for as many rows.
+  static constexpr int kHalves = (kKeys + 31) / 32;  // words of 32 key bits in a tile
+  // One page id of a tile serves this many rows.
   static constexpr int kRowsOfId =
       kKeys / kernels::mma_page_ids(kKeys, kHeadDimQk, kHeadDimV, kQuantized, kTokenScales);
-  static constexpr int kBlocksQk = (kHeadDimQk + 15) / 16, kBlocksV = (kHeadDimV + 15) / 16;  // of 16 channels
-  using LayoutK = common::RowLayout<kernels::mma_chunks(kHeadDimQk)>;                         // of Q too
+  static constexpr int kBlocksQk = (kHeadDimQk + 15) / 16, kBlocksV = (kHeadDimV + 15) / 16;  // blocks of 16 channels
+  using LayoutK = common::RowLayout<kernels::mma_chunks(kHeadDimQk)>;                         // for Q too
   using LayoutV = common::RowLayout<kernels::mma_chunks(kHeadDimV)>;
-  // Q stays in registers, where its place in shared memory is needed for codes.
+  // Q stays in registers if its shared memory is needed for codes.
   static constexpr bool kHoldsQ = kQuantized && kernels::mma_holds_queries(kRowTiles, kHeadDimQk, kHeadDimV);
-  // fp32 numbers are three of bf16; two of Q's stay in registers where these suffice (prefill_fp32_mma.cu).
+  // fp32 numbers are three bf16 numbers; two of Q's stay in registers if there are enough (prefill_fp32_mma.cu).
   static constexpr bool kFp32 = kType == common::kFloat32,
                         kHoldsParts = kFp32 && kernels::mma_fp32_holds_queries(kHeadDimQk, kHeadDimV);
   // P may exceed 1 by this power of two before O is rescaled.
   static constexpr float kRescaleThreshold = 8;
-  // P carries a factor of 2^kMaxOffset until the epilogue: fp16 drops numbers below 2^-25, so they start as high as its
+  // P carries a factor of 2^kMaxOffset until the epilogue: fp16 drops numbers below 2^-25, so P starts as high as its
   // range allows.
   static constexpr int kMaxOffset = kType == common::kFloat16 ? 7 : 0;
 

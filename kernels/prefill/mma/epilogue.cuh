@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normalised rows to memory.
+// The epilogue: stores normalised rows.
 #pragma once
 
 #include "common/finish.cuh"
@@ -7,7 +7,7 @@
 
 namespace attune::prefill_mma {
 
-// Whether store_row() may store a row.
+// Whether store_row() can store the rows.
 constexpr bool kWholeChunks = Config::kHeadDimV % 8 == 0,
                kStoresVectors = common::is_16_bit(Config::kOutType) && Config::kBlocksV % 2 == 0 && kWholeChunks;
 
@@ -25,8 +25,8 @@ __device__ __forceinline__ void store_pair(const WorkTileParams& p, long long at
     common::store_element(Config::kOutType, p.out, at + (channel + 1) * p.out_dim_stride, y);
 }
 
-// Stores row h of a row tile, 16 bytes a lane: the four lanes that hold it exchange what they have of 32 channels.
-// Called by all lanes of the warp; at: below 0 where the row is not stored.
+// Stores row h of a row tile, 16 bytes a lane: the four lanes that share the row exchange 32 channels. Called by all
+// lanes of the warp. at: negative if the row is not stored.
 __device__ __forceinline__ void store_row(const WorkTileParams& p, long long at, int h,
                                           const float (&o)[2 * Config::kBlocksV][4], float factor) {
 #pragma unroll

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of prefill_fp32_mma.cu. A number is the sum of three of bf16 (bf16x3); of nine products of parts the six
-// that matter are taken: what is left out is below 2^-24 of the whole.
+// GEMMs and softmax of prefill_fp32_mma.cu. Each number is the sum of three bf16 numbers (bf16x3). Of the nine products
+// of parts six are computed; the others are below 2^-24 of the whole.
 //
-// The tensor cores round their sums towards zero. So small products come first, or have sums of their own; and P V of a
-// tile starts from zero and is added to O in fp32, to nearest.
+// The tensor cores round their sums towards zero. So small products come first, or have separate accumulators; and P V
+// of a tile starts from zero and is added to O in fp32, to nearest.
 #pragma once
 
 #include "common/operand.cuh"
@@ -15,7 +15,7 @@ namespace attune::prefill_mma {
 
 using common::down_then_on, common::on_then_down;
 
-// The products of parts, smallest first.
+// The products of bf16x3 parts, smallest first.
 constexpr int kPairs = 6;
 __device__ __forceinline__ constexpr int left_part(int pair) {
   return pair == 0 ? 2 : pair == 2 || pair == 3 ? 1 : 0;
@@ -25,9 +25,9 @@ __device__ __forceinline__ constexpr int right_part(int pair) {
 }
 
 constexpr int kQkUnroll = Config::kHoldsParts ? Config::kBlocksQk : 2;
-constexpr int kBlocksAtATime = Config::kHoldsParts ? 2 : 1;  // of 16 channels of O
+constexpr int kBlocksAtATime = Config::kHoldsParts ? 2 : 1;  // blocks of 16 channels of O
 
-// A block of 16 channels of a warp's rows of Q: parts kFirst ..
+// Loads a block of 16 channels of a warp's rows of Q: parts kFirst to kEnd - 1.
 template <int kFirst, int kEnd>
 __device__ __forceinline__ void load_query_parts(unsigned q, int block, unsigned (&a)[kParts][4]) {
   using Layout = Config::LayoutK;
@@ -36,7 +36,7 @@ __device__ __forceinline__ void load_query_parts(unsigned q, int block, unsigned
   for (int part = kFirst; part < kEnd; ++part)
     ptx::load_matrix_x4(a[part], Layout::chunks_on(lane_q + part * Fp32Storage::kPartQ, 2 * block));
 }
-// The parts that are held over the loop.
+// The parts of Q that stay in registers over the mainloop.
 using HeldQueries = unsigned[Config::kHoldsParts ? Config::kBlocksQk : 1][kParts][4];
 __device__ __forceinline__ void hold_queries(unsigned q, HeldQueries& held) {
 #pragma unroll
@@ -47,7 +47,7 @@ __device__ __forceinline__ void hold_queries(unsigned q, HeldQueries& held) {
 // S = Q K^T.
 __device__ __forceinline__ void multiply_qk_parts(unsigned q, const HeldQueries& held, unsigned k, Scores& s) {
   using Layout = Config::LayoutK;
-  float low[kKeyTiles8][4];  // sums of the small products
+  float low[kKeyTiles8][4];  // accumulators of the small products
 #pragma unroll
   for (int n = 0; n < kKeyTiles8; ++n) {
 #pragma unroll
@@ -86,7 +86,7 @@ __device__ __forceinline__ void multiply_qk_parts(unsigned q, const HeldQueries&
   }
 }
 
-// Scores to P, in place. As softmax() of mainloop.cuh.
+// Replaces scores by P, in place, like softmax() of mainloop.cuh.
 __device__ __forceinline__ void softmax_in_place(float scale, float threshold, Scores& s, State& state) {
   float row_max[2];
   bool raises = false;
@@ -111,7 +111,7 @@ __device__ __forceinline__ void softmax_in_place(float scale, float threshold, S
   }
 }
 
-// O += P V, 16 keys at a time: P is split as it is used, and each sum has few products of full size.
+// O += P V, 16 keys at a time: P is split into parts when it is used, and each sum has few products of full size.
 __device__ __forceinline__ void multiply_pv_parts(unsigned v, const Scores& weights, State& state) {
   using Layout = Config::LayoutV;
   const unsigned lane_v = down_then_on<Layout>(v);

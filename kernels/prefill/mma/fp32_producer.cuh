@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads rows of Q, and tiles of K and V, to shared memory; all threads of the block. Numbers are split into three of
-// bf16 on the way, once for all warps.
+// The producer of prefill_fp32_mma.cu: all threads of the block load rows of Q, and tiles of K and V, to shared memory.
+// Numbers are split into three bf16 numbers on the way, once for all warps.
 //
-// Threads load the rows, so any strides and any layout and element type of a cache will do. Keys that the block may not
-// see, keys on pages that do not exist, and channels beyond the head dim are not read: they are zeros.
+// Threads load the rows, so any strides, layout and element type of a cache will do. Keys that the block may not see,
+// keys on pages that do not exist, and channels beyond the head dim are not read; they become zeros.
 #pragma once
 
 #include "common/cached_slot.cuh"
@@ -19,13 +19,15 @@ namespace attune::prefill_mma {
 using kernels::Fp32Rows;
 using prefill::Piece, prefill::PieceRow, prefill::Strided;
 
-// kRows rows of kHeadDim channels as three tiles from `to` on. find: row number to PieceRow. rows_contiguous:
-// neighbouring rows are contiguous in memory, neighbouring channels are not: then neighbouring threads have rows.
+// Stores kRows rows of kHeadDim channels as three tiles from `to` on. find: from a row's number to its PieceRow.
+// rows_contiguous: neighbouring rows are contiguous in memory and neighbouring channels are not, so neighbouring
+// threads have rows.
 template <int kType, int kHeadDim, int kRows, bool kVec4, class Find>
 __device__ __forceinline__ void store_parts(const Find& find, const Strided& place, unsigned to,
                                             bool rows_contiguous = false) {
   using Layout = common::RowLayout<kernels::mma_chunks(kHeadDim)>;
-  constexpr int kPieces = 2 * kernels::mma_chunks(kHeadDim), kTotal = kRows * kPieces;  // of a row; of all
+  // units of four channels in a row; in all
+  constexpr int kPieces = 2 * kernels::mma_chunks(kHeadDim), kTotal = kRows * kPieces;
   constexpr int kSteps = (kTotal + Config::kThreads - 1) / Config::kThreads,
                 kMost = kVec4 && Config::kHoldsParts ? 8 : 4,
                 kAtATime = kSteps < kMost ? kSteps : kMost;  // that a thread loads ahead
@@ -77,7 +79,7 @@ __device__ __forceinline__ void load_queries(const WorkTileParams& p, const Work
   store_parts<common::kFloat32, Config::kHeadDimQk, Config::kRows>(find, {0, 0, p.q_dim_stride}, vec4.q, to);
 }
 
-// A row of K or of V; not on a page: data null.
+// A cached row of K or V; data null: its page does not exist.
 template <bool kValues>
 __device__ __forceinline__ PieceRow cached_row(const WorkTileParams& p, const WorkTile& t, int kv_head, int key) {
   const kernels::KvPlane& plane = kValues ? p.v : p.k;
@@ -118,7 +120,7 @@ __device__ __forceinline__ void load_tile(const WorkTileParams& p, const WorkTil
   }
 }
 
-// Says which keys of a tile are there, and have pages for K and V. By one warp.
+// Sets a bit for each key of a tile: whether it is valid and has pages for K and V. Called by one warp.
 __device__ __forceinline__ void find_keys(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
                                           Fp32Storage& shared) {
   const int lane = static_cast<int>(threadIdx.x), key = tile.start + lane;

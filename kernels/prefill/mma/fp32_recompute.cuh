@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recomputes rows whose output is not finite, from the keys that they see alone. P is 0 where a row may not see a key,
-// but 0 times a NaN or infinite V is NaN; and the parts of an infinity, and of numbers that bf16 cannot hold, are no
-// sum. This is slow, and needed for such numbers only.
+// Recomputes rows whose output is not finite, from visible keys alone. P is 0 if a row may not see a key, but 0 times a
+// NaN or infinite V is NaN; and the parts of an infinity, or of a number beyond the range of bf16, do not add up to it.
+// This is slow, and needed for such numbers only.
 #pragma once
 
 #include "prefill/mma/fp32_producer.cuh"
@@ -9,7 +9,7 @@
 
 namespace attune::prefill_mma {
 
-constexpr int kLaneChannels = (Config::kHeadDimV + 31) / 32;  // of O, of a lane
+constexpr int kLaneChannels = (Config::kHeadDimV + 31) / 32;  // channels of O in a lane
 
 template <bool kValues>
 __device__ __forceinline__ PieceRow row_of_key(const WorkTileParams& p, const WorkTile& t, int kv_head, int key) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ float element(const WorkTileParams& p, const WorkTile
                               Strided::of(kValues ? p.new_v : p.new_k).offset(channel));
 }
 
-// By all lanes of a warp. A lane has a key of 32, and every 32nd channel of O.
+// Called by all lanes of a warp. A lane has one key of 32, and every 32nd channel of O.
 __device__ __forceinline__ void recompute_row(const WorkTileParams& p, const WorkTile& t, int head, int kv_head,
                                               int token) {
   const Rows rows(p, t, head);
@@ -47,7 +47,7 @@ __device__ __forceinline__ void recompute_row(const WorkTileParams& p, const Wor
       for (int d = 0; d < Config::kHeadDimQk; ++d)
         s = fmaf(common::load_element(common::kFloat32, q, d * p.q_dim_stride), element<false>(p, t, key, k, d), s);
       s = rows.score(p, t, token, s, key);
-      counts = s != -ptx::infinity();  // else P is 0, and V must not count either
+      counts = s != -ptx::infinity();  // otherwise P is 0, and V must not count either
     }
     const float new_max = common::max_of_lanes(fmaxf(row_max, s));
     const float ref = finite_row_max(new_max), rescale = ptx::exp2_approx(row_max - ref),
@@ -80,13 +80,13 @@ __device__ __forceinline__ void recompute_row(const WorkTileParams& p, const Wor
   }
 }
 
-// Behind the epilogue, whose rows it overwrites. Called by all lanes of a warp.
+// Called by all lanes of a warp after the epilogue, whose rows it overwrites.
 __device__ __forceinline__ void recompute_rows(const WorkTileParams& p, const WorkTile& t, int head, int kv_head,
                                                const State& state) {
   unsigned odd[2];  // a bit for each lane
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float probe = 0.0f * state.row_sum[0][h];  // NaN where one is not finite
+    float probe = 0.0f * state.row_sum[0][h];  // NaN if one is not finite
 #pragma unroll
     for (int c = 0; c < 2 * Config::kBlocksV; ++c) {
       probe = fmaf(state.o[0][c][2 * h], 0.0f, probe);
@@ -95,7 +95,7 @@ __device__ __forceinline__ void recompute_rows(const WorkTileParams& p, const Wo
     odd[h] = __ballot_sync(0xffffffffu, Rows::row(0, h) < t.num_tokens && probe != 0.0f);
   }
   if ((odd[0] | odd[1]) == 0) return;
-  __syncwarp();  // these rows are stored behind the epilogue's
+  __syncwarp();  // these rows are stored after the epilogue's
   for (int row = 0; row < 16; ++row) {
     const unsigned lanes = row < 8 ? odd[0] : odd[1];
     if ((lanes >> (row % 8 * 4) & 15) == 0) continue;

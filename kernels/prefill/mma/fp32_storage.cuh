@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shared memory of prefill_fp32_mma.cu. A tile is three tiles of bf16, the largest parts first.
+// The shared memory of prefill_fp32_mma.cu. A tile of fp32 numbers is three tiles of bf16, the largest parts first.
 #pragma once
 
 #include "prefill/mma/config.cuh"
@@ -10,7 +10,7 @@ namespace attune::prefill_mma {
 constexpr int kParts = common::kSplitParts, kHeldParts = Config::kHoldsParts ? 2 : 0;
 
 struct Fp32Storage {
-  // Bytes of a part.
+  // The bytes of one bf16 tile.
   static constexpr int kPartQ = Config::kRows * Config::LayoutK::kPitch,
                        kPartK = Config::kKeys * Config::LayoutK::kPitch,
                        kPartV = Config::kKeys * Config::LayoutV::kPitch;
@@ -18,11 +18,11 @@ struct Fp32Storage {
                                                                 Config::kHeadDimV)];
   WorkTile work;
   int head, kv_head;
-  unsigned found;  // a bit for each key of the tile: whether it is there; bits beyond the tile are set
+  unsigned found;  // a bit for each key of the tile: whether it is valid; bits beyond the tile are set
 
   __device__ __forceinline__ unsigned k() { return ptx::shared_address(tiles); }
   __device__ __forceinline__ unsigned v() { return k() + kParts * kPartK; }
-  // Parts that are held in registers make room for K and V.
+  // Parts of Q that stay in registers leave their shared memory to K and V.
   __device__ __forceinline__ unsigned q() {
     return k() + kernels::mma_fp32_place_of_queries(Config::kRows, Config::kKeys, Config::kHeadDimQk,
                                                     Config::kHeadDimV);

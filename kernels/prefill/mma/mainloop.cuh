@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One key tile: S = Q K^T, P, O += P V. A warp has kRowTiles x 16 rows and all keys of the tile.
+// The steps of the mainloop for one key tile: S = Q K^T, softmax, O += P V. A warp has kRowTiles x 16 rows and all keys
+// of the tile. The loop over tiles is in prefill_mma.cu.
 #pragma once
 
 #include "prefill/mma/shared_storage.cuh"
@@ -12,7 +13,7 @@ namespace attune::prefill_mma {
 
 using common::down_then_on, common::on_then_down;
 
-// Fragments of Q, where they are held over the loop.
+// Fragments of Q that stay in registers over the mainloop.
 using HeldQueries = unsigned[Config::kHoldsQ ? Config::kBlocksQk : 1][4];
 __device__ __forceinline__ void hold_queries(unsigned q, HeldQueries& held) {
   using Layout = Config::LayoutK;
@@ -22,7 +23,7 @@ __device__ __forceinline__ void hold_queries(unsigned q, HeldQueries& held) {
     ptx::load_matrix_x4(held[block], Layout::chunks_on(lane_q, 2 * block));
 }
 
-// What a product does beside: nothing. Number i of kQkPlaces or kPvPlaces, between instructions of the tensor cores.
+// GEMMs call overlap(i) between mma instructions, i below kQkPlaces or kPvPlaces. By default it does nothing.
 constexpr int kQkPlaces = Config::kBlocksQk * (kKeyTiles8 / 2), kPvPlaces = Config::kKeys / 16 * Config::kBlocksV;
 struct Nothing {
   __device__ __forceinline__ void operator()(int) const {}
@@ -40,7 +41,7 @@ __device__ __forceinline__ void multiply_qk(unsigned q, const HeldQueries& held,
       for (int j = 0; j < 4; ++j) s[m][n][j] = 0;
     }
   }
-  // Kept: else the address of each block of channels is held in a register of its own, over the whole loop.
+  // Opaque: otherwise the address of each block of channels stays in a register over the whole mainloop.
   const unsigned warp_q = q + threadIdx.x / 32 * (16 * kM * Layout::kPitch);
   const unsigned lane_q = down_then_on<Layout>(warp_q), lane_k = on_then_down<Layout>(k);
 #pragma unroll
@@ -70,7 +71,7 @@ __device__ __forceinline__ void multiply_qk(unsigned q, const HeldQueries& held,
   }
 }
 
-// Of the columns of S that a thread holds, two for each eight keys.
+// The scales of the columns of S that a thread has, two for each eight keys.
 __device__ __forceinline__ void load_columns(const float* scales, float2 (&columns)[kKeyTiles8]) {
 #pragma unroll
   for (int n = 0; n < kKeyTiles8; ++n)
@@ -89,9 +90,10 @@ __device__ __forceinline__ void scale_columns(const float* scales, Scores& s) {
   }
 }
 
-// Scores to P, rounded, as the A operands of P V: [part][row tile][16 keys]. scale: of s, positive, to scores in base
-// 2. threshold: how far a max may be above row_max_ref; O and row_sum are rescaled only beyond it, which is rare after
-// the first tiles. v_scales: of the tile's keys, where tokens have scales; codes: V is of kCodeTypeV.
+// Replaces scores by P, rounded, as the A operands of P V: [part][row tile][16 keys]. scale: turns s into scores in
+// base 2; it is positive. threshold: how far a max may be above row_max_ref before O and row_sum are rescaled, which is
+// rare after the first tiles. v_scales: token scales of the tile's values, if there are any. codes: V has type
+// kCodeTypeV.
 using Weights = unsigned[Config::kPParts][kM][Config::kKeys / 16][4];
 __device__ __forceinline__ void softmax(float scale, float threshold, Scores& s, Weights& weights, State& state,
                                         const float* v_scales = nullptr, bool codes = false) {
@@ -129,7 +131,7 @@ __device__ __forceinline__ void softmax(float scale, float threshold, Scores& s,
   }
 }
 
-// O += P V. kType: of V and P; kParts: of P.
+// O += P V. kType: of V and P; kParts: parts of P.
 template <int kType, int kParts, class Beside = Nothing>
 __device__ __forceinline__ void multiply_pv(unsigned v, const Weights& weights, State& state,
                                             const Beside& beside = {}) {
@@ -155,7 +157,7 @@ __device__ __forceinline__ void multiply_pv(unsigned v, const Weights& weights, 
   }
 }
 
-// True if one of two 16-bit numbers is not finite.
+// Returns true if one of two 16-bit numbers is not finite.
 template <int kType>
 constexpr unsigned kExponent = kType == common::kFloat16 ? 0x7c00u : 0x7f80u;
 template <int kType>
@@ -169,9 +171,9 @@ __device__ __forceinline__ unsigned without_special(unsigned pair) {
   return pair;
 }
 
-// Where some rows do not see some keys, a NaN or infinity among these keys' values would be multiplied by P = 0. Adds
-// such numbers to the rows that do see them, and puts 0 in their place. Called by all threads of the block. kType: of
-// V; v_scales: of the tile's keys, where tokens have scales.
+// If some rows do not see some keys, a NaN or infinity in these keys' values would be multiplied by P = 0. Adds such
+// numbers to the rows that see them, and replaces them by 0 in V. Called by all threads of the block. kType: of V.
+// v_scales: token scales of the tile's values, if there are any.
 template <int kType>
 __device__ __forceinline__ void take_special_values(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
                                                     const Rows& rows, const Found& found, unsigned v,
@@ -180,7 +182,7 @@ __device__ __forceinline__ void take_special_values(const WorkTileParams& p, con
   using Layout = Config::LayoutV;
   constexpr int kChunks = kernels::mma_chunks(Config::kHeadDimV), kParts = Config::kThreads / Config::kKeys,
                 kChunksOfPart = (kChunks + kParts - 1) / kParts;
-  // Kept: computed here, where it is rarely needed.
+  // Opaque: recomputed here, because this is rarely needed.
   const int thread = static_cast<int>(ptx::kept(threadIdx.x)), row = thread % Config::kKeys,
             part = thread / Config::kKeys;
   const int end = kChunks % kParts == 0 ? (part + 1) * kChunksOfPart : min((part + 1) * kChunksOfPart, kChunks);
@@ -194,11 +196,11 @@ __device__ __forceinline__ void take_special_values(const WorkTileParams& p, con
   const unsigned word = __ballot_sync(0xffffffffu, any);
   if (thread % 32 == 0) shared.special[part][row / 32] = word;
   if (__syncthreads_or(any ? 1 : 0) == 0) return;
-  const int pair = static_cast<int>(threadIdx.x % 4) * 4;  // bytes of this thread's channels within eight
+  const int pair = static_cast<int>(threadIdx.x % 4) * 4;  // the byte offset of this thread's channels within eight
 #pragma unroll 1
   for (int i = 0; i < Config::kKeys; ++i) {
     const int key = tile.start + i;
-    const unsigned there = i < 32 ? found[0] : found[1];  // no array in local memory
+    const unsigned there = i < 32 ? found[0] : found[1];  // not an array, which would be in local memory
     unsigned bits = 0;
 #pragma unroll
     for (int j = 0; j < kParts; ++j) bits |= shared.special[j][i / 32];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies rows of Q, and tiles of K and V, to shared memory by cp.async; all threads of the block. Cached rows:
-// cached_rows.cuh.
+// The producer of prefill_mma.cu: all threads of the block copy rows of Q, and tiles of K and V, to shared memory by
+// cp.async. Cached rows: cached_rows.cuh.
 #pragma once
 
 #include "common/finish.cuh"
@@ -8,20 +8,22 @@
 
 namespace attune::prefill_mma {
 
-// Chunk `chunk` of a row; the chunks behind its channels, and all of a row that is not there, become zeros.
+// Copies chunk `chunk` of a row. Chunks after its channels, and all chunks of an invalid row, become zeros.
 template <int kHeadDim, class Layout>
 __device__ __forceinline__ void copy_chunk(unsigned tile, int row, int chunk, const char* from, bool there) {
   const bool reads = there && chunk < kHeadDim / 8;
   ptx::copy_async<16>(tile + Layout::offset(row, chunk), reads ? from + chunk * 16 : from, reads ? 16 : 0);
 }
 
-// kRows rows a fixed stride apart; those but first_row to first_row + count - 1 are not read, and become zeros.
+// Copies kRows rows a fixed stride apart. Only rows first_row to first_row + count - 1 are read; the others become
+// zeros.
 template <int kHeadDim, int kRows>
 __device__ __forceinline__ void copy_rows(const char* first, long long stride, unsigned first_row, unsigned count,
                                           unsigned to) {
   constexpr int kChunks = kernels::mma_chunks(kHeadDim), kStep = Config::kThreads / kChunks;  // rows at a time
   using Layout = common::RowLayout<kChunks>;
-  const unsigned row = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;  // signs would take registers
+  // signed numbers would take more registers
+  const unsigned row = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
   if (chunk >= kHeadDim / 8) count = 0;
   const char* from = first + row * stride + chunk * 16;
   const unsigned at = to + Layout::offset(row, chunk);
@@ -48,7 +50,7 @@ __device__ __forceinline__ void copy_queries(const WorkTileParams& p, const Work
   }
 }
 
-// Rows of a tile of K, or of V, as they are.
+// Copies rows of a tile of K, or of V, without conversion.
 template <bool kValues>
 __device__ __forceinline__ void copy_tile(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
                                           const SharedStorage& shared, unsigned to) {

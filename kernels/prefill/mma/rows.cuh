@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread's rows: which keys they see, and their scores. Of tile m of 16 rows a thread holds rows g and g + 8, h = 0
-// and 1 (g = lane / 4).
+// Masks and score terms of a thread's rows. Of row tile m (16 rows) a thread has rows g and g + 8, h = 0 and 1 (g =
+// lane / 4).
 #pragma once
 
 #include "common/masks.cuh"
@@ -13,23 +13,23 @@ namespace attune::prefill_mma {
 
 using scheduler::Tile;
 
-// Of a word, the bits below bit `end`.
+// The bits of a word below bit `end`.
 __device__ __forceinline__ unsigned bits_below(int end) {
   return end <= 0 ? 0u : end >= 32 ? 0xffffffffu : (1u << end) - 1;
 }
 
-// Keys begin .. end - 1.
+// The keys [begin, end).
 struct KeySpan {
   int begin, end;
 };
 
 struct Rows {
-  static constexpr bool kPlain = Config::kScore == 0;  // a score is a product, times a factor
+  static constexpr bool kPlain = Config::kScore == 0;  // a score is a product times a factor
   static constexpr bool kAnyAlibi = (Config::kScore & (use::kAlibi | use::kAlibiSqrt)) != 0;
   using KeyMask = common::KeyMask<Config::kMask>;
 
-  int head, first_position;  // of query 0
-  float factor, slope;       // of <q, k>: to a score in base 2 (softcap: to z)
+  int head, first_position;  // the position of query 0
+  float factor, slope;       // turns <q, k> into a score in base 2 (with softcap: into z)
   KeyMask key_mask;
 
   __device__ __forceinline__ Rows(const WorkTileParams& p, const WorkTile& t, int q_head)
@@ -40,13 +40,13 @@ struct Rows {
     if constexpr (KeyMask::kAny) key_mask.start(p, t.batch, t.q_begin);
   }
 
-  // Of the block's rows.
+  // The row within the block.
   __device__ __forceinline__ static int row(int m, int h) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     return (warp * Config::kRowTiles + m) * 16 + lane / 4 + 8 * h;
   }
 
-  // Whether all rows of the block see all keys of a tile whose keys are all there.
+  // Whether all rows of the block see all keys of the tile, if these are all valid.
   __device__ __forceinline__ bool all_see(const WorkTileParams& p, const WorkTile& t, const Tile& tile) const {
     if (KeyMask::kAny || tile.low != tile.start || tile.high != tile.start + Config::kKeys) return false;
     const int position = first_position + t.token_begin;
@@ -56,7 +56,7 @@ struct Rows {
 
   // Whether a row sees one range of keys.
   static constexpr bool kOneRange = !common::kMayHaveRanges && !KeyMask::kAny;
-  // Then: those of the tile, begin to end - 1.
+  // If so, the keys [begin, end) of the tile that a row sees.
   __device__ __forceinline__ KeySpan seen_keys(const WorkTileParams& p, const WorkTile& t, int token,
                                                const Tile& tile) const {
     const int position = first_position + token;
@@ -64,7 +64,7 @@ struct Rows {
             min(scheduler::end_visible(p, t.num_keys, position), tile.high)};
   }
 
-  // Whether a row sees a key of the tile that is there. token: of the sequence.
+  // Whether a row sees a valid key of the tile. token: in the sequence.
   __device__ __forceinline__ bool sees(const WorkTileParams& p, const WorkTile& t, int token, int key) const {
     const int position = first_position + token;
     bool seen = scheduler::first_visible(p, position) <= key && key < scheduler::end_visible(p, t.num_keys, position);
@@ -76,12 +76,12 @@ struct Rows {
     return seen;
   }
 
-  // Products of a factor that is not positive are scaled before their max is taken, and before they are masked.
+  // Products with a factor that is not positive are scaled before their max is taken and before they are masked.
   __device__ __forceinline__ bool scales_first() const { return !(factor > 0.0f); }
-  // What score_tile() leaves to the softmax.
+  // The scale that score_tile() leaves to the softmax.
   __device__ __forceinline__ float scale() const { return kPlain && !scales_first() ? factor : 1.0f; }
 
-  // x = <q, k>, to a score in base 2: softcap, ALiBi, biases.
+  // Turns x = <q, k> into a score in base 2: softcap, ALiBi, biases.
   __device__ __forceinline__ float score(const WorkTileParams& p, const WorkTile& t, int token, float x,
                                          int key) const {
     x *= factor;

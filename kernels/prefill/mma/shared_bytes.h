@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes that the host and prefill_mma.cu and prefill_fp32_mma.cu agree on. Compiled by NVRTC and by the host's
+// Sizes on which the host agrees with prefill_mma.cu and prefill_fp32_mma.cu. Compiled by NVRTC and by the host's
 // compiler; no standard headers.
 #pragma once
 
@@ -7,24 +7,26 @@
 
 namespace attune::kernels {
 
-// Chunks of 16 bytes of a row of 16-bit channels, in whole blocks of 16 channels; bytes from row to row
+// Chunks of 16 bytes of a row of 16-bit channels, in whole blocks of 16 channels; the pitch of rows in bytes
 // (common/row_layout.cuh).
 ATTUNE_SHARED_FUNCTION int mma_chunks(int head_dim) { return (head_dim + 15) / 16 * 2; }
 ATTUNE_SHARED_FUNCTION int mma_pitch(int head_dim) {
   const int chunks = mma_chunks(head_dim);
   return ((chunks & (chunks - 1)) == 0 ? chunks : chunks | 1) * 16;
 }
-// Whether Q of 16 rows a warp fits the registers beside O. Of 8-bit caches alone: that leaves their codes a place.
+// Whether Q of 16 rows a warp fits the registers beside O. Used for 8-bit caches alone, whose codes then take the
+// shared memory of Q.
 ATTUNE_SHARED_FUNCTION bool mma_holds_queries(int row_tiles, int head_dim_qk, int head_dim_v) {
   return row_tiles == 1 && head_dim_qk / 4 + head_dim_v / 2 <= 160;
 }
-// Page ids of a tile: for each row, or for two where 128 bytes more would cost a block of a multiprocessor.
+// Page ids of a tile: one for each row, or for two rows if 128 more bytes would cost a resident block.
 ATTUNE_SHARED_FUNCTION int mma_page_ids(int keys, int head_dim_qk, int head_dim_v, bool quantized, bool token_scales) {
   const int widest = head_dim_qk > head_dim_v ? head_dim_qk : head_dim_v;
   return token_scales || (!quantized && widest <= 64) || keys < 64 ? 32 : keys;
 }
 // Q, a tile of K, a tile of V, page ids, and 128 bytes for the work tile and the bits of the tile's keys. quantized: Q
-// maybe not, and codes of a tile of K and of V; token_scales: with scales of K, and of V for two tiles.
+// may be in registers, and there are codes of a tile of K and of V. token_scales: also scales of a tile of K, and of
+// two tiles of V.
 ATTUNE_SHARED_FUNCTION int mma_shared_bytes(int rows, int keys, int head_dim_qk, int head_dim_v, bool quantized,
                                             bool token_scales) {
   int bytes = keys * (mma_pitch(head_dim_qk) + mma_pitch(head_dim_v)) + 128 +
@@ -35,12 +37,12 @@ ATTUNE_SHARED_FUNCTION int mma_shared_bytes(int rows, int keys, int head_dim_qk,
   return bytes;
 }
 
-// fp32: a number is three of bf16. Whether the two large ones of Q, of 16 rows a warp, fit the registers beside O.
+// fp32 numbers are three bf16 numbers. Whether the two large parts of Q, of 16 rows a warp, fit the registers beside O.
 ATTUNE_SHARED_FUNCTION bool mma_fp32_holds_queries(int head_dim_qk, int head_dim_v) {
   return mma_chunks(head_dim_qk) * 4 + mma_chunks(head_dim_v) * 4 <= 128;
 }
-// Where Q begins, behind a tile of K and a tile of V; or, where two of its parts are held, so many bytes before that
-// end. Then K, V and Q; and 128 bytes for the work tile and the bits of the tile's keys.
+// The offset of Q: after a tile of K and a tile of V, less the bytes of the two parts of Q that are in registers, if
+// they are. K, V and Q come first, then 128 bytes for the work tile and the bits of the tile's keys.
 ATTUNE_SHARED_FUNCTION int mma_fp32_place_of_queries(int rows, int keys, int head_dim_qk, int head_dim_v) {
   const int tiles = 3 * keys * (mma_pitch(head_dim_qk) + mma_pitch(head_dim_v)),
             held = mma_fp32_holds_queries(head_dim_qk, head_dim_v) ? 2 * rows * mma_pitch(head_dim_qk) : 0;

@@ -16,7 +16,7 @@ template <bool kThere>
 struct Codes {};
 template <>
 struct Codes<true> {
-  // 16 bytes of a row in the place of the thread that copies and converts them (codes.cuh).
+  // A chunk of 16 bytes for each thread that copies and converts them (codes.cuh).
   alignas(128) unsigned char codes_k[Config::kKeys * Config::kBlocksQk * 16];
   unsigned char codes_v[Config::kKeys * Config::kBlocksV * 16];
 };
@@ -24,22 +24,22 @@ template <bool kThere>
 struct TokenScales {};
 template <>
 struct TokenScales<true> {
-  // Of a tile; of V of two, as the next tile's come while this one's are used.
+  // Scales of a tile. Those of V have two buffers, because the next tile's arrive while this tile's are in use.
   alignas(128) float k_scales[Config::kKeys];
   float v_scales[2][Config::kKeys];
 };
 
-// What a specialisation lacks is an empty base.
+// Each member that a specialisation lacks is an empty base.
 struct SharedStorage : QueryRows<!Config::kHoldsQ>, Codes<Config::kQuantized>, TokenScales<Config::kTokenScales> {
   alignas(128) unsigned char k[Config::kKeys * Config::LayoutK::kPitch];
   alignas(128) unsigned char v[Config::kKeys * Config::LayoutV::kPitch];
-  WorkTile work;  // in registers these would push others out
+  WorkTile work;  // in registers it would displace others
   int head, kv_head;
-  // A bit for each key of the tile: whether its pages exist, and whether a part of its value has a NaN or infinity.
+  // A bit for each key of the tile: whether its pages exist; and whether a part of its value has a NaN or infinity.
   unsigned found[Config::kHalves], special[Config::kThreads / Config::kKeys][Config::kHalves];
-  float threshold;         // of softmax(), where it would be held in a register
-  float k_scale, v_scale;  // of an 8-bit cache: those of all keys of the head
-  bool v_is_odd;           // not finite; v_scale is 1 then
+  float threshold;         // of softmax(), if it would otherwise be in a register
+  float k_scale, v_scale;  // of an 8-bit cache: the scales that all keys of the head share
+  bool v_is_odd;           // v_scale is not finite; it is then stored as 1
   int pages[Config::kCached ? Config::kKeys / Config::kRowsOfId : 1];  // of the next tile (cached_rows.cuh)
 };
 static_assert(Config::kType == common::kFloat16 || Config::kType == common::kBFloat16, "16-bit rows");

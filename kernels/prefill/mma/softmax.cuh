@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scores of a key tile, and the row max that P is against: of 16-bit rows and of fp32 ones.
+// The scores of a key tile and row_max_ref, for 16-bit and for fp32 rows.
 #pragma once
 
 #include "common/lanes.cuh"
@@ -11,8 +11,8 @@ namespace attune::prefill_mma {
 
 using common::finite_row_max, common::quad_max, common::quad_sum;
 
-constexpr unsigned kAllKeys = 0xffffffffu;  // of 32
-using Found = unsigned[2];                  // a bit for each key of a tile; of 32 keys the second word has all bits
+constexpr unsigned kAllKeys = 0xffffffffu;  // of 32 keys
+using Found = unsigned[2];  // a bit for each key of a tile; tiles of 32 keys have all bits of the second word set
 __device__ __forceinline__ bool finds_all(const Found& found) { return (found[0] & found[1]) == kAllKeys; }
 constexpr int kM = Config::kRowTiles, kKeyTiles8 = Config::kKeys / 8;
 
@@ -21,8 +21,8 @@ using Scores = float[kM][kKeyTiles8][4];
 
 // A warp's running result.
 struct State {
-  float o[kM][2 * Config::kBlocksV][4];      // [row tile][eight channels]: relative to row_max_ref
-  float row_max_ref[kM][2], row_sum[kM][2];  // in base 2; of this thread's keys only, relative to row_max_ref
+  float o[kM][2 * Config::kBlocksV][4];      // [row tile][eight channels], relative to row_max_ref
+  float row_max_ref[kM][2], row_sum[kM][2];  // in base 2; row_sum is of this thread's keys, relative to row_max_ref
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -38,7 +38,8 @@ struct State {
   }
 };
 
-// Products to scores; plain ones stay products where rows.scale says so. masked: keys that rows do not see become -inf.
+// Turns products into scores; plain products stay products if rows.scale() says so. masked: keys that rows do not see
+// become -inf.
 __device__ __forceinline__ void score_tile(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
                                            const Rows& rows, bool masked, const Found& found, Scores& s) {
   const int first = tile.start + static_cast<int>(threadIdx.x % 4) * 2;
@@ -83,7 +84,7 @@ __device__ __forceinline__ void score_tile(const WorkTileParams& p, const WorkTi
   });
 }
 
-// Of all keys of a tile: row h of those that this lane and its three neighbours hold.
+// The max of row h over all keys of a tile, from this lane and its three neighbours.
 __device__ __forceinline__ float max_of_row(const float (&s)[kKeyTiles8][4], int h) {
   float largest = fmaxf(s[0][2 * h], s[0][2 * h + 1]);
 #pragma unroll
@@ -91,7 +92,7 @@ __device__ __forceinline__ float max_of_row(const float (&s)[kKeyTiles8][4], int
   return quad_max(largest);
 }
 
-// row_max_ref of the rows of tile m becomes their max where that is more than `threshold` above it.
+// Sets row_max_ref of the rows of tile m to their max if that is more than `threshold` above it.
 __device__ __forceinline__ void raise_row_max_ref(int m, const float (&row_max)[2], float threshold, State& state) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
