@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merges the partial outputs of splits, in a fixed order.
+// Merges the partial outputs of the splits of MLA, in a fixed order.
 //
-//   M = max_i m_i;  L = sum_i l_i 2^(m_i - M);  O = sum_i o_i 2^(m_i - M);  out = O / L, with sinks as everywhere
+//   M = max_i m_i;  L = sum_i l_i 2^(m_i - M);  O = sum_i o_i 2^(m_i - M);  out = O / L, with sinks
 //
-// A warpgroup has two rows (fp32 partials: half of their channels), 16 bytes of each split a thread, in the layout of
-// mla/partial_out.cuh. If there are so few rows that the grid has threads to spare, two or four warpgroups share them:
-// each takes every second or fourth split, and two of them finish a row each. Four splits are loaded at a time;
-// meanwhile one warpgroup computes their scales.
+// Grid: blocks of 512 threads, persistent over pairs of rows. A warpgroup has two rows (fp32 partial outputs: half of
+// their channels), 16 bytes of each split a thread, in the layout of mla/partial_out.cuh. If there are so few rows that
+// the grid has threads to spare, a team of two or four warpgroups shares them: each takes every second or fourth split,
+// and two of them finish one row each. Four splits are loaded at a time; meanwhile one warpgroup computes their scales.
 #include "common/finish.cuh"
 #include "mla/partial_out.cuh"
 #include "mla/row_max.cuh"
@@ -23,13 +23,14 @@ namespace attune::mla {
 constexpr int kBlockM = kernels::kMlaBlockM, kSplitsAtATime = 4;
 constexpr int kWarpgroups = kernels::kMlaCombineThreads / 128;
 
-// A thread's channels of a row, in pairs, eight channels apart; parts of a row's channels that warpgroups have.
+// Pairs of channels that a thread has, eight channels apart; the fractions of a row's channels that a warpgroup has.
 constexpr int kChannelPairs = kFp16Partials ? 2 : 1, kChannelHalves = kFp16Partials ? 1 : 2;
 
-// Scales of a row of a split: a thread's channels have one. A warp computes those of two scale groups.
+// Scales of one row of a split: all channels of a thread have the same scale. A warp computes those of two scale
+// groups.
 constexpr int kScaleGroups = kFp16Partials ? 2 * kScalesOfHalf : 1, kScaleThreads = kFp16Partials ? 128 : 32;
 
-// Two rows of an M block, eight apart, and which half of their channels.
+// Two rows of an M block, eight rows apart, and which half of their channels.
 struct RowPair {
   int head_tile, row, channel_half;
 };
@@ -37,7 +38,7 @@ struct RowPair {
 // Shared by the warpgroups of a team.
 struct Shared {
   float2 scales[kScaleGroups][32];           // of each split and scale group, for both rows
-  float row_max[2], row_sum[2], rescale[2];  // rescale: the factor for the splits before these
+  float row_max[2], row_sum[2], rescale[2];  // rescale: the factor for all earlier splits
 };
 
 // The thread's first channel.
@@ -74,19 +75,19 @@ struct Accum {
   }
 };
 
-// The warp's maximum of floats that are not NaN, by redux.sync of unsigned integers in the same order.
+// The maximum over the warp, of floats that are not NaN: redux.sync on unsigned integers in the same order.
 __device__ __forceinline__ float largest_of_warp(float x) {
   const unsigned bits = __float_as_uint(x);
   const unsigned largest = ptx::max_of_warp(bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u));
   return __uint_as_float(largest ^ ((largest >> 31) != 0 ? 0x80000000u : 0xffffffffu));
 }
 
-// Of both rows.
+// The stats of both rows.
 struct SplitStats {
   float row_max[2], row_sum[2];
 };
-// By a warp: folds in the row max of 32 splits, one a lane, and stores their scales. first: there are no splits before.
-// Returns the row max, and the lane's row sum, which is still to be reduced.
+// Called by a warp: folds in the row max of 32 splits, one for each lane, and stores their scales. first: there are no
+// earlier splits. Returns the row max, and the lane's row sum, which must still be reduced.
 __device__ __forceinline__ SplitStats split_scales(const float4 (&stats)[2], Shared& shared, bool first) {
   float new_row_max[2], scale[2], row_sum[2];
   const unsigned thread = ptx::kept(threadIdx.x) % kScaleThreads, warp = thread / 32;
@@ -100,7 +101,7 @@ __device__ __forceinline__ SplitStats split_scales(const float4 (&stats)[2], Sha
     scale[h] *= stats[h].z;
     if (thread == 0) shared.rescale[h] = ptx::exp2_approx(prev_row_max - finite_max);
   }
-  constexpr int kGroupsOfWarp = kFp16Partials ? 2 : 1;  // of the scale groups
+  constexpr int kGroupsOfWarp = kFp16Partials ? 2 : 1;  // of the scale groups, those of a warp
   float2* const scales = &shared.scales[0][kGroupsOfWarp * 32 * warp + thread % 32];
 #pragma unroll
   for (int i = 0; i < kGroupsOfWarp; ++i) {
@@ -153,7 +154,8 @@ __device__ __forceinline__ void store_row(const kernels::WorkTileParams& p, cons
   }
 }
 
-// A team of 1, 2 or 4 warpgroups that share a pair of rows: team idx of the block; this warpgroup is its rank-th.
+// A team of 1, 2 or 4 warpgroups that share a pair of rows: team idx() of the block, in which this warpgroup is number
+// rank().
 struct WarpgroupTeam {
   int shift;
   __device__ __forceinline__ static int own() { return static_cast<int>(ptx::kept(threadIdx.x)) / 128; }
@@ -180,15 +182,16 @@ __device__ __forceinline__ void combine_rows(const kernels::WorkTileParams& p, c
   int count = min(from.num_splits, 32);
   const bool computes_scales = team.rank() == 0 && thread < kScaleThreads;
   Accum accum{};
-  const auto step = [&] {  // from a split to the next
+  const auto step = [&] {  // from one split to the next
     return ptx::kept(p.num_head_tiles) * (kBlockM * kernels::kMlaHeadDimV * kPartialBytes);
   };
-  const char* const partials = reinterpret_cast<const char*>(p.partial_out);  // all less than 2^32 bytes
+  // all partial outputs are less than 2^32 bytes
+  const char* const partials = reinterpret_cast<const char*>(p.partial_out);
   auto partial = static_cast<unsigned>(
       partial_out_at(p.partial_out, unit_of(p, from, rows, 0), rows.row, channel_of(rows)) - partials);
   const float* own_stats = partial_stats_at(p.partial_stats, unit_of(p, from, rows, lane), rows.row,
                                             kFp16Partials ? thread / 64 : rows.channel_half);
-  ptx::wait_for_previous_kernels();  // once; then it returns at once
+  ptx::wait_for_previous_kernels();  // waits once; later calls return at once
   ptx::allow_next_kernel();
 #pragma unroll 1
   for (int first = 0;;) {
@@ -201,7 +204,7 @@ __device__ __forceinline__ void combine_rows(const kernels::WorkTileParams& p, c
     bool first_loads = true;
 #pragma unroll 1
     for (int i = team.rank(); i < count || first_loads; i += kSplitsAtATime << team.shift) {
-      // Beyond the last split, reloads the last one: the compiler would wait for each conditional load.
+      // After the last split, reloads the last one, because the compiler would wait for each conditional load.
       float4 x[kSplitsAtATime];
       const unsigned bytes = step();
 #pragma unroll
@@ -263,11 +266,12 @@ __device__ __forceinline__ void combine_rows(const kernels::WorkTileParams& p, c
 extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaCombineThreads, 2)
     attune_combine_mla(const __grid_constant__ attune::kernels::WorkTileParams p) {
   using namespace attune;
-  // In shared memory to save registers; what follows from threadIdx is recomputed.
+  // In shared memory to save registers. What follows from threadIdx is recomputed.
   __shared__ unsigned num_pairs, pairs_of_tile;
   __shared__ int shift;  // 2^shift warpgroups share a row pair
   if (threadIdx.x == 0) {
-    // The schedule, which wrote the list, ended before the attention began; a block of the attention sets `seen`.
+    // The schedule kernel, which wrote the list, ended before the attention kernel began; a block of that kernel sets
+    // `seen`.
     ptx::wait_for_change(&p.list->seen, 0);
     const int tokens = p.cu_seqlens_q.data != nullptr ? p.tokens_of_tile : min(p.tokens_of_tile, p.fixed_q);
     pairs_of_tile = (tokens * p.heads_of_tile + 15) / 16 * 8 * mla::kChannelHalves;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels for Hopper are compiled for, and the addresses in the shared memory of the M = 64 kernel.
+// The configuration of the MLA kernels for Hopper, and the shared addresses of the M = 64 kernel.
 #pragma once
 
 #include "common/masks.cuh"
@@ -20,7 +20,7 @@ namespace attune::mla {
 
 using common::PipelineState;
 
-// Of use::kCompiledMasks; not defined: none.
+// The masks of use::kCompiledMasks. If it is not defined, there are none.
 #ifndef ATTUNE_MASK
 using KeyMask = common::KeyMask<0>;
 #else
@@ -29,23 +29,25 @@ using KeyMask = common::KeyMask<ATTUNE_MASK>;
 
 struct Config : ProblemConfig {
   static constexpr int kBlockM = kernels::kMlaBlockM, kBlockN = kernels::kMlaBlockN, kStages = kernels::kMlaStages;
-  static constexpr int kChunks = kHeadDimQk / 64, kChunksV = kHeadDimV / 64;  // of 64 channels
+  static constexpr int kChunks = kHeadDimQk / 64, kChunksV = kHeadDimV / 64;  // chunks of 64 channels
   static constexpr int kChunkBytes = kernels::kMlaChunkBytes, kTileBytes = kChunks * kChunkBytes;
   // Each of the two consumer warpgroups has half of V's channels.
   static constexpr int kConsumerWarps = 8, kChannels = kHeadDimV / 2;
   // Cluster size: blocks with neighbouring head tiles of one work tile share copied or dequantized keys.
   static constexpr int kCluster = ATTUNE_CLUSTER;
-  // Stores by threads must be made visible to wgmma (async proxy). The consumers fence, unless the copy engine reads
-  // the rows too: then the producers have fenced.
+  // Stores by threads must become visible to wgmma (async proxy). The consumers fence, unless the copy engine reads the
+  // rows too; then the producers have fenced.
   static constexpr bool kConsumerFence = !kTma && kCluster == 1;
   // Producer threads; threads of a block.
   static constexpr int kThreads = kernels::mla_threads(kProducer, kCluster),
                        kProducerThreads = kThreads - 32 * kConsumerWarps;
-  static constexpr int kWorkReaders = kThreads / 32 - 1;  // warps, without the one that writes
-  // Packed rows in a cluster: fp8 of the next tile wait in registers (mla/producers/dequant_registers.cuh).
+  // warps that read work tiles: all but the one that writes them
+  static constexpr int kWorkReaders = kThreads / 32 - 1;
+  // Clusters on packed rows: fp8 of the next tile wait in registers (mla/producers/dequant_registers.cuh).
   static constexpr bool kRegisterStaged = kDequant && kCluster > 1;
-  // Gathered sparse rows and TMA boxes: warpgroup 1 publishes P while a PV GEMM still runs. Gathered sparse rows:
-  // warpgroup 0 also issues the next QK GEMM early (mla/m64/mainloop.cuh). Both take registers.
+  // kPublishPEarly: warpgroup 1 publishes P while a PV GEMM still runs (gathered sparse rows, TMA boxes).
+  // kOverlapNextQK: warpgroup 0 also issues the next QK GEMM early (gathered sparse rows; mla/m64/mainloop.cuh). Both
+  // take registers.
   static constexpr bool kOverlapNextQK = kGather && kSparse, kPublishPEarly = kOverlapNextQK || kTma;
   static constexpr int kProducerRegisters = kPublishPEarly ? 56 : !kDequant ? 72 : kProducerThreads == 128 ? 88 : 48;
   static constexpr int kConsumerRegisters = kDequant ? 208 : kPublishPEarly ? 224 : 216;
@@ -61,34 +63,36 @@ struct Config : ProblemConfig {
   static_assert(!(kSparse && KeyMask::kAny), "lists say which keys are seen");
 };
 
-// A tile's channels arrive, and are multiplied, in slices: slice 0 is what only K has (the rope channels), 1 to 4 are
-// the quarters of V.
+// Channels of a tile arrive, and enter the GEMMs, in slices: slice 0 has the channels that only K has (rope), slices 1
+// to 4 are the quarters of V.
 struct Slice {
-  int chunk, count;  // of 64 channels
+  int chunk, count;  // in chunks of 64 channels
 };
 constexpr int kSlices = kernels::kMlaSlices;
 __device__ __forceinline__ constexpr Slice slice_at(int i) {
   return i == 0 ? Slice{Config::kChunksV, Config::kChunks - Config::kChunksV} : Slice{2 * i - 2, 2};
 }
-// Whether barriers are of halves of V. Then tiles of warpgroup 1 get first the half that it frees itself, earlier.
+// Whether there is one full barrier for each half of V. If so, tiles of warpgroup 1 get first the half of V that this
+// warpgroup releases itself, which is empty earlier.
 constexpr bool kSignalByHalf = Config::kGather || Config::kRegisterStaged;
 // The order in which slices arrive. second: in a tile of warpgroup 1.
 __device__ __forceinline__ constexpr int slice_in_order(int i, bool second) {
   if (Config::kDequant && !kSignalByHalf && i >= 2) return i == 4 ? 2 : i + 1;
   return kSignalByHalf && second && i > 0 ? (i + 1) % 4 + 1 : i;
 }
-// With barriers of halves: slice 0 has one, and each half of V has one, at its second slice.
+// With kSignalByHalf slice 0 has a barrier, and each half of V has one, at its second slice.
 __device__ __forceinline__ constexpr bool has_full_barrier(int slice) {
   return !kSignalByHalf || slice % 2 == 1 || slice == 0;
 }
 __device__ __forceinline__ constexpr int barrier_of(int slice) { return kSignalByHalf ? (slice + 1) / 2 * 2 : slice; }
 // The slice whose "full" barrier covers the mask.
 constexpr int kMaskSlice = slice_at(0).count != 0 ? 0 : 2;
-// Regions of a stage, each with an empty barrier: 0 has the rope channels, 1 and 2 halves of V; slice i: half_of(i).
+// Regions of a stage, each with an empty barrier: 0 has the rope channels, 1 and 2 have the halves of V. Slice i is in
+// region half_of(i).
 constexpr int kKOnly = 0;
 __device__ __forceinline__ constexpr int half_of(int slice) { return (slice + 1) / 2; }
 
-// Stage and phase, by the number of tiles before, over all work tiles.
+// Stage and phase of a tile, from the number of tiles before it, over all work tiles.
 static_assert(Config::kStages == 2, "stages and parities are bits of the count");
 __device__ __forceinline__ PipelineState pipeline_state(unsigned tiles) {
   return {static_cast<int>(tiles % 2), tiles / 2 % 2};
@@ -96,7 +100,8 @@ __device__ __forceinline__ PipelineState pipeline_state(unsigned tiles) {
 
 __device__ __forceinline__ int slot_of_work(unsigned count) { return static_cast<int>(count % kernels::kWorkSlots); }
 
-// A consumer thread's counters in one register, as registers are scarce: work tiles, and all their key tiles modulo 4.
+// A consumer thread's counters in one register, because registers are scarce: work tiles, and key tiles over all work
+// tiles modulo 4.
 class TileCounts {
  public:
   __device__ __forceinline__ unsigned work_tiles() const { return word_ >> 2; }
@@ -111,7 +116,7 @@ class TileCounts {
   unsigned word_ = 0;
 };
 
-// Where a key's row begins, null if it has none; and the offset of its scales from there (MLA-584).
+// The address of a key's row, null if it has none; and the offset of its scales from there (MLA-584).
 struct RowAddress {
   const char* row;
   int scales;
@@ -122,7 +127,7 @@ static_assert(sizeof(SharedStorage) == kernels::mla_shared_bytes(Config::kProduc
               "the host asks for another size");
 static_assert(sizeof(SharedStorage) <= kernels::kMostSharedBytes, "more shared memory than a block can have");
 
-// Addresses in shared memory.
+// Shared addresses.
 struct Smem : common::SharedView<SharedStorage> {
   using SharedView::SharedView;
   __device__ __forceinline__ unsigned q() const { return ATTUNE_SHARED_AT(SharedStorage, q); }
@@ -135,7 +140,7 @@ struct Smem : common::SharedView<SharedStorage> {
     return ATTUNE_SHARED_AT_INDICES(SharedStorage, row_max_refs, group, row);
   }
   __device__ __forceinline__ float2* stats(int group) const {
-    // Two multiplications: with one, ptxas spills.
+    // Two multiplications, because with one ptxas spills.
     return reinterpret_cast<float2*>(memory + ATTUNE_OFFSET_OF(SharedStorage, row_stats) +
                                      group * static_cast<int>(sizeof(SharedStorage::row_stats[0])) +
                                      threadIdx.x / 4 % 32 * sizeof(kernels::MlaRowStats));
@@ -145,7 +150,7 @@ struct Smem : common::SharedView<SharedStorage> {
     return &this->template value_at<int2>(ATTUNE_OFFSET_OF(SharedStorage, row_limits), row);
   }
   __device__ __forceinline__ unsigned unmasked_tiles() const { return ATTUNE_SHARED_AT(SharedStorage, unmasked_tiles); }
-  // kernels::MlaTileMask. Behind the words of masked keys lie the tile's first key and needs_row_mask.
+  // kernels::MlaTileMask. After the words of masked keys come the tile's first key and needs_row_mask.
   __device__ __forceinline__ unsigned mask(int stage) const {
     return ATTUNE_SHARED_AT_INDEX(SharedStorage, masks, stage);
   }
@@ -161,10 +166,10 @@ struct Smem : common::SharedView<SharedStorage> {
     return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.partial_full, warp);
   }
 
-  // In a cluster: the distance from a shared address to the same place in the other block.
+  // In a cluster: the distance from a shared address to the same offset in the other block.
   __device__ __forceinline__ unsigned to_other() const { return scheduler::to_other_block(*this); }
-  // scheduler/tile_idx_ring.cuh. Four entries suffice: the first block fetches a work tile while it loads the one
-  // before, and has loaded the one before that, so both blocks have read the index of three before.
+  // For scheduler/tile_idx_ring.cuh. Four entries suffice: the first block fetches a work tile while it loads the one
+  // before it, and has loaded the one before that, so both blocks have read the index of three tiles before.
   static constexpr unsigned kTileIdxSlots = kernels::kMlaTileIdxSlots;
   __device__ __forceinline__ unsigned tile_idx(unsigned n) const {
     return ATTUNE_SHARED_AT_INDEX(SharedStorage, tile_idx, n % kTileIdxSlots);
@@ -174,7 +179,7 @@ struct Smem : common::SharedView<SharedStorage> {
   }
 };
 
-// What the m16 and the swap-AB kernel both have in shared memory: rows as they lie in the cache.
+// The shared addresses that the m16 and the swap-AB kernel have in common: rows as they are in the cache.
 template <class Storage>
 struct CachedRowsView : common::SharedView<Storage> {
   using common::SharedView<Storage>::SharedView;
@@ -198,12 +203,12 @@ struct CachedRowsView : common::SharedView<Storage> {
   }
 };
 
-// 0 or 1, of a consumer thread.
+// The consumer warpgroup of this thread, 0 or 1.
 __device__ __forceinline__ int consumer_warpgroup() {
   return static_cast<int>(threadIdx.x) / 128 - Config::kProducerThreads / 128;
 }
 
-// Named barriers of a pair of warps: a warp of warpgroup 0 and the same warp of warpgroup 1.
+// Named barriers of a pair of warps: a warp of warpgroup 0 and the warp with the same number of warpgroup 1.
 __device__ __forceinline__ int p0_ready() { return 1 + static_cast<int>(threadIdx.x) / 32 % 4; }
 __device__ __forceinline__ int p1_ready() { return 5 + static_cast<int>(threadIdx.x) / 32 % 4; }
 __device__ __forceinline__ int warp_pair() { return 9 + static_cast<int>(threadIdx.x) / 32 % 4; }

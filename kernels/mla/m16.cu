@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The m16 kernel: MLA attention of at most 16 query heads, one token at a time, over cached rows of 16-bit elements;
 // dense or sparse. More heads are several M blocks. Unlike mla/mla.cu, it neither pads queries to 64 rows nor keeps
-// them in shared memory: three pipeline stages fill that, to hide memory latency. Packed rows: mla/swap_ab.cu.
+// them in shared memory: three pipeline stages fill shared memory, to hide memory latency. Packed rows: mla/swap_ab.cu.
 //
-// A work tile is a token and the key tiles that it may see, 64 keys each. Two producer warps copy them
-// (mla/producers/bulk_copy.cuh). Eight consumer warps (mla/m16/mainloop.cuh) share each tile: eight keys of S each, and
-// 64 channels of O each.
+// Grid: persistent. A work tile is a token and the key tiles that it may see, 64 keys each. Two producer warps copy
+// them (mla/producers/bulk_copy.cuh). Eight consumer warps (mla/m16/mainloop.cuh has mainloop and softmax,
+// mla/m16/gemms.cuh the GEMMs) share each tile: each has eight keys of S and 64 channels of O. The epilogue is
+// mla/m16/epilogue.cuh.
 //
-// Barriers: "full" and "empty" of each stage; "full" of a tile's row max and of P, which all warps need of each other.
-// Both have two buffers: a warp writes to one when all have arrived since they read it.
+// mbarriers: full and empty of each stage; full of a tile's row max, and of its P, which every warp needs from all
+// others. Row max and P have two buffers: when all warps have arrived at one, all have read the other.
 #include "mla/m16/epilogue.cuh"
 #include "mla/producers/bulk_copy.cuh"
 #include "ptx/grid.cuh"
@@ -58,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::M16Config::kThreads, 1
   using namespace attune;
   using namespace attune::mla;
   const M16Smem smem(ptx::dynamic_shared());
-  const auto first_work = M16Producer::Scheduler::ask_first(p);  // while the barriers are initialised
+  const auto first_work = M16Producer::Scheduler::ask_first(p);  // issued before the mbarriers are initialised
   init_barriers(smem);
   if (threadIdx.x < M16Config::kProducerThreads) {
     ptx::give_up_registers<M16Config::kProducerRegisters>();

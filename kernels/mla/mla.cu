@@ -5,22 +5,22 @@
 //
 // Rows are packed: M = tokens of a sequence times query heads. A work tile is an M block of 64 packed rows and the key
 // tiles that it may see (sparse: the entries of one token's lists). scheduler/persistent.cu lists the work tiles,
-// longest first; a persistent grid takes them one after the other. mla/combine.cu merges M blocks that are split along
-// the keys.
+// longest first; a persistent grid takes them in that order (scheduler/tile_scheduler.cuh). mla/combine.cu merges M
+// blocks that are split along the keys.
 //
 // Tile: 64 rows x 64 keys x all channels, two pipeline stages. Warp roles:
 //   producers      TMA boxes (mla/producers/tma.cuh), gathered rows (gather.cuh), or dequantized rows
 //                  (dequant_shared.cuh; dequant_registers.cuh in clusters): 4 warps; 8 that dequantize without a
 //                  cluster
-//   2 warpgroups   the mainloop (mla/m64/mainloop.cuh): S of every other tile, 32 registers a thread, and half of O's
-//                  channels, 128 registers
+//   2 warpgroups   consumers: mainloop (mla/m64/mainloop.cuh), softmax (softmax.cuh), epilogue (epilogue.cuh); S of
+//                  every other tile, 32 registers a thread, and half of O's channels, 128 registers
 //
 // Dequantization takes longer than the GEMMs. So two blocks with neighbouring head tiles, which read the same keys,
 // form a cluster: each dequantizes half of the rows and stores them in both.
 //
-// Barriers: each stage has one "full" for each channel slice (gathered rows: for each half of V), and three "empty":
-// for the channels that only K has and for each half of V. q has one of each. Work tiles go through a ring of three
-// slots.
+// mbarriers: each stage has one full for each channel slice (gathered rows: for each half of V), and three empty: one
+// for the channels that only K has and one for each half of V. q has one full and one empty. Work tiles go through a
+// ring of three slots.
 #include "mla/producers/dequant_registers.cuh"
 #include "mla/producers/dequant_shared.cuh"
 #include "mla/producers/gather.cuh"
@@ -33,15 +33,15 @@
 
 namespace attune::mla {
 
-// Arrivals at a slice's "full" barrier: one of the TMA; one of each dequant warp; or one of each thread for its
-// cp.async copies, and one of each warp for the mask.
+// Arrivals at a slice's full barrier: one of the TMA; or one of each dequant warp; or one of each thread, for its
+// cp.async copies, plus one of each warp, for the mask.
 __device__ __forceinline__ constexpr int full_arrivals(int slice) {
   if (Config::kTma) return 1;
   if (Config::kDequant) return Config::kProducerThreads / 32;
   return Config::kProducerThreads + (slice == kMaskSlice ? Config::kProducerThreads / 32 : 0);
 }
 
-// Syncs all threads that use each other's shared memory.
+// Synchronises all threads that use each other's shared memory.
 __device__ __forceinline__ void sync_block_or_cluster() {
   if constexpr (Config::kCluster == 1) {
     __syncthreads();
@@ -67,22 +67,22 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
   sync_block_or_cluster();
 }
 
-// This thread no longer accesses the other block's shared memory. Comes before the output is stored: the release would
-// wait for those stores.
+// Cluster arrive: this thread no longer accesses the other block's shared memory. It comes before the output is stored,
+// because the release would wait for those stores.
 __device__ __forceinline__ void cluster_arrive() {
   if constexpr (Config::kCluster > 1) {
     __syncwarp();
     ptx::arrive_at_cluster();
   }
 }
-// Whether no work tile follows. The producers asked for the next one while the first tile came.
+// Whether no work tile follows. The producers asked for the next one while the first tile was in flight.
 __device__ __forceinline__ bool is_last(const Smem& smem, const TileCounts& counts) {
   const unsigned next = counts.work_tiles() + 1;
   ptx::wait_phase(smem.work_full(slot_of_work(next)), next / kernels::kWorkSlots % 2);
   return __shfl_sync(0xffffffffu, smem.head_tile(slot_of_work(next)), 0) == scheduler::kNoMoreWork;
 }
 
-// Loads q of the first work tile. A consumer warp does it, so that no producer warp falls behind with its rows.
+// Loads q of the first work tile. A consumer warp does it, so that no producer warp gets late with its rows.
 __device__ __forceinline__ void load_first_q(const WorkTileParams& p, const Smem& smem, const ptx::TensorMap& q) {
   if (threadIdx.x / 32 != (Config::kProducerThreads + 128) / 32) return;
   ptx::wait_phase(smem.work_full(0), 0);
@@ -90,7 +90,7 @@ __device__ __forceinline__ void load_first_q(const WorkTileParams& p, const Smem
   if (head_tile != scheduler::kNoMoreWork) load_q(p, smem, q, smem.work(0), head_tile);
 }
 
-// Runs the mainloop of the present work tile.
+// Runs the mainloop of the current work tile.
 __device__ __forceinline__ void mainloop(const WorkTileParams& p, const Smem& smem, TileCounts& counts,
                                          Accumulators& a) {
   const WorkTile& work = smem.work(counts.slot());
@@ -102,7 +102,7 @@ __device__ __forceinline__ void mainloop(const WorkTileParams& p, const Smem& sm
   }
 }
 
-// The epilogue is the same code for both warpgroups, as its time is the fetching of its instructions.
+// Both warpgroups run the same code of the epilogue, because its time is the fetch of its instructions.
 __device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& smem, const ptx::TensorMap& q) {
   load_first_q(p, smem, q);
   common::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - Config::kProducerThreads,
@@ -149,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
   using namespace attune;
   using namespace attune::mla;
   const Smem smem(ptx::dynamic_shared());
-  const auto first_work = WorkTileReader::Scheduler::ask_first(p);  // while the barriers are initialised
+  const auto first_work = WorkTileReader::Scheduler::ask_first(p);  // issued before the mbarriers are initialised
   init_barriers(smem);
   if (threadIdx.x < Config::kProducerThreads) {
     ptx::give_up_registers<Config::kProducerRegisters>();
@@ -171,5 +171,5 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
     run_math(p, smem, q);
   }
   if constexpr (Config::kCluster > 1)
-    ptx::wait_for_cluster();  // a block must not end while others write to its shared memory
+    ptx::wait_for_cluster();  // a block must not exit while others write to its shared memory
 }

@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// MLA attention by mma.sync and cp.async, for GPUs without wgmma: what mla/mla.cu computes, over the same work tiles.
+// MLA attention by mma.sync and cp.async, for GPUs without wgmma: the results of mla/mla.cu, from the same work tiles.
 //
 //   s_rj = <q_r, k_j>, -inf where r does not see j;  c = scale log2 e
-//   m = max(m, max_j s_rj);  r follows m when it is 8 powers of two behind;  p_rj = 2^(c (s_rj - r))
+//   m = max(m, max_j s_rj);  r = m when m is 8 powers of two above r (deferred rescale);  p_rj = 2^(c (s_rj - r))
 //   l = l 2^(c (r' - r)) + sum_j p_rj;  o = o 2^(c (r' - r)) + sum_j p_rj v_j, v_j the first 512 channels of k_j
 //
-// Tile: kRows (16, 32 or 64) packed rows x kKeys (32 or 16) keys x all channels; kStages key tiles in shared memory, or
-// of packed rows their codes, and two tiles of bf16. Eight warps multiply, in one group or two of 32 rows each:
+// Tile: kRows (16, 32 or 64) packed rows x kKeys (32 or 16) keys x all channels. Shared memory has kStages key tiles;
+// of packed rows the codes of kStages tiles, and two tiles of bf16. Eight consumer warps, in one group, or in two of 32
+// rows each (mma/mainloop.cuh has GEMMs and softmax, mma/epilogue.cuh the epilogue; mma_attend() below is the loop over
+// tiles):
 //
-//   S:        all rows of the group, a quarter of the channels, all keys or half of them | barrier of the group
-//   softmax:  sums of S, of eight rows                                                   | barrier of the group
-//   O:        all rows of the group, some channels
+//   S:        all rows of the group, a quarter of the channels, all keys or half of them | named barrier of the group
+//   softmax:  the quarters of S added up, eight rows a warp                              | named barrier of the group
+//   O:        all rows of the group, a range of channels
 //
-// Four or eight more warps copy and decode; with 64 rows there are none, and each group does its part.
-// A persistent grid takes the work tiles that scheduler/persistent.cu lists; mla/combine.cu merges splits.
+// Four or eight producer warps copy and dequantize (mma/producer.cuh, mma/decode.cuh). With 64 rows there are none, and
+// the consumer warps do it.
+//
+// Grid: persistent. Work tiles come from the list of scheduler/persistent.cu; mla/combine.cu merges splits.
 #include "common/stamp.cuh"
 #include "mla/mma/epilogue.cuh"
 #include "mla/mma/mainloop.cuh"
@@ -25,15 +29,16 @@
 
 namespace attune::mla {
 
-// Takes the next work tile: the one that the last one names, or the next of the list. By all threads; false: no more.
+// Takes the next work tile: the one that the current tile names, or the next of the list. Called by all threads.
+// Returns false if there is no more.
 __device__ __forceinline__ bool mma_next_work(const WorkTileParams& p, MmaStorage& shared, bool first) {
   constexpr int kWorkVectors = sizeof(WorkTile) / 16;
-  __syncthreads();  // nobody reads the last one any more
+  __syncthreads();  // all threads have read the previous work tile
   if (threadIdx.x < 32) {
     const int num_items = p.list->num_work_tiles * p.num_head_tiles, blocks = static_cast<int>(gridDim.x);
     int work = first ? 0 : shared.work.next_work, head_tile = shared.head_tile;
     if (work == 0) {
-      // Where one round takes all, nothing is counted; whoever counts last resets the counter.
+      // If one round takes all work, the counter is not used. The last arrival resets the counter.
       int item = first ? static_cast<int>(blockIdx.x) : num_items;
       if (!first && num_items > blocks) {
         if (threadIdx.x == 0) item = blocks + static_cast<int>(ptx::count_arrival(&p.list->next_tile, num_items - 1));
@@ -53,7 +58,7 @@ __device__ __forceinline__ bool mma_next_work(const WorkTileParams& p, MmaStorag
   return shared.head_tile != scheduler::kNoMoreWork;
 }
 
-// What the warps of the products do with a work tile.
+// The mainloop and epilogue of the consumer warps for one work tile.
 __device__ __forceinline__ void mma_attend(const WorkTileParams& p, MmaStorage& shared, int warp) {
   constexpr bool kDecodesBeside = !MmaConfig::kHasCopiers && ProblemConfig::kProducer == kernels::kMlaDequant656;
   constexpr bool kTakesTurns = !MmaConfig::kHasCopiers && !kDecodesBeside;
@@ -72,12 +77,12 @@ __device__ __forceinline__ void mma_attend(const WorkTileParams& p, MmaStorage& 
       MmaBarriers::wait_full(buffer);
     } else {
       producer.wait();
-      MmaBarriers::sync_consumers();  // the tile is there, and all have read the one before
+      MmaBarriers::sync_consumers();  // the tile has arrived, and all warps have read the previous one
     }
-    // One group copies while the other multiplies; codes are decoded beside P V.
+    // One group copies while the other multiplies. Codes are dequantized during the PV GEMM.
     if (kTakesTurns && group == 0) producer.go_on(i);
     a.qk_gemm(tile);
-    MmaBarriers::sync_group(group);  // the sums of all slices
+    MmaBarriers::sync_group(group);  // the partial sums of all slices are stored
     const bool moves = a.softmax(i, start);
     if (ptx::named_barrier_any(MmaBarriers::kGroup + group, MmaConfig::kGroupThreads, moves)) a.rescale();
     if (kTakesTurns && group == 1) producer.go_on(i);
@@ -90,7 +95,7 @@ __device__ __forceinline__ void mma_attend(const WorkTileParams& p, MmaStorage& 
     if (MmaConfig::kHasCopiers && i + MmaConfig::kTiles < end) MmaBarriers::set_empty(buffer);
     buffer = mma_next(buffer, MmaConfig::kTiles);
   }
-  if constexpr (!MmaConfig::kHasCopiers) ptx::wait_copies<0>();  // groups without copies
+  if constexpr (!MmaConfig::kHasCopiers) ptx::wait_copies<0>();  // the groups that are left are empty
   a.shuffle_lane();
   mma_finish_rows(p, shared, a);
   const bool recomputes = mma_find_nonfinite(p, shared, a);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The running row max of the online softmax, and the reference that exponents are taken against.
+// The running row_max of the online softmax, and row_max_ref, relative to which exponents are taken.
 #pragma once
 
 #include "common/row_max.cuh"
@@ -9,7 +9,7 @@ namespace attune::mla {
 
 using common::finite_row_max;
 
-// Folds in a tile's row max. Returns the rescale factor for O and row_sum: 1 unless the reference moves.
+// Folds in a tile's row max. Returns the rescale factor for O and row_sum, which is 1 unless row_max_ref is raised.
 __device__ __forceinline__ float update_row_max(float tile_max, float c, float& row_max, float& row_max_ref) {
   constexpr float kRescaleThreshold = 8;  // P may reach 2^8 before O is rescaled
   row_max = fmaxf(row_max, tile_max);

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The swap-AB kernel: MLA attention of at most 32 query heads, or 16, one token at a time, over packed rows of 656
-// bytes; dense or sparse. Four pipeline stages of packed rows as they lie in the cache. The GEMMs are wgmma with A and
-// B swapped: codes are converted to the A operand in registers, queries and P are the B operand in shared memory.
+// bytes; dense or sparse. Four pipeline stages hold packed rows unchanged. The GEMMs are wgmma with A and B swapped:
+// codes are converted to the A operand in registers; queries and P are the B operand in shared memory.
 //
-// A work tile is a token and the key tiles that it may see, 64 keys each. Warp roles:
+// Grid: persistent. A work tile is a token and the key tiles that it may see, 64 keys each. Warp roles:
 //   2 producer warps        copy rows (mla/producers/bulk_copy.cuh)
 //   1 scale unit warp       sets the units of the scales (mla/swap_ab/scale_units.cuh)
-//   2 softmax warpgroups    S and P, of every other tile each (mla/swap_ab/softmax.cuh)
-//   1 PV warpgroup          O (mla/swap_ab/pv.cuh)
+//   2 softmax warpgroups    S and P, of every other tile each (mla/swap_ab/softmax.cuh, GEMMs mla/swap_ab/gemms.cuh)
+//   1 PV warpgroup          O (mla/swap_ab/pv.cuh) and the epilogue (mla/swap_ab/epilogue.cuh)
 //
-// Barriers: "full" and "empty" of each stage; "full" of a tile's row max and units, for each stage; "full" and "empty"
-// of P, from the softmax warps to the PV warps.
+// mbarriers: full and empty of each stage; full of a tile's row max and units, for each stage; full and empty of P,
+// which goes from the softmax warps to the PV warps.
 #include "mla/producers/bulk_copy.cuh"
 #include "mla/swap_ab/epilogue.cuh"
 #include "ptx/grid.cuh"
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::SwapAbConfig::kThreads
   using namespace attune;
   using namespace attune::mla;
   const SwapAbSmem smem(ptx::dynamic_shared());
-  const auto first_work = SwapAbProducer::Scheduler::ask_first(p);  // while the barriers are initialised
+  const auto first_work = SwapAbProducer::Scheduler::ask_first(p);  // issued before the mbarriers are initialised
   init_barriers(smem);
   if (threadIdx.x < SwapAbConfig::kProducerThreads) {
     ptx::give_up_registers<SwapAbConfig::kProducerRegisters>();

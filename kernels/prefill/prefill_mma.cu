@@ -2,7 +2,7 @@
 // Prefill attention by mma.sync and cp.async, for GPUs without wgmma: 16-bit rows over dense keys, a cache, or both.
 // The cache may have 8 bits (mma/codes.cuh).
 //
-//Maths, for the tokens r of a block (one query head) and the keys j that they see:
+// Maths, for the tokens r of a block (one query head) and the keys j that they see:
 //   s_rj = factor <q_r, k_j> [softcap, ALiBi, biases], in base 2;  -inf where r does not see j
 //   m' = max(m, max_j s_rj);  p_rj = 2^(s_rj - m');  l = l 2^(m - m') + sum_j p_rj;  o = o 2^(m - m') + sum_j p_rj v_j
 // m is row_max_ref, which is raised only when the max is far above it. A row that sees no key has m = -inf, l = 0 and P

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The m16 kernel's sizes, and the addresses in its shared memory.
+// The m16 kernel's sizes and shared addresses.
 #pragma once
 
 #include "mla/config.cuh"
@@ -15,10 +15,10 @@ struct M16Config {
   static constexpr int kProducerThreads = kThreads - 32 * kConsumerWarps;  // a warpgroup, of which two warps load
   static constexpr int kProducerWarps = 2, kKeysOfProducer = kBlockN / kProducerWarps;
   static constexpr int kWorkReaders =
-      kConsumerWarps + kProducerWarps - 1;  // warps, without the one that fetches work tiles
+      kConsumerWarps + kProducerWarps - 1;  // Warps that read work tiles: all but the one that fetches them.
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-  static constexpr int kKeysOfWarp = kBlockN / kConsumerWarps;                // a warp's keys of S
-  static constexpr int kChannelsOfWarp = Config::kHeadDimV / kConsumerWarps;  // a warp's channels of O
+  static constexpr int kKeysOfWarp = kBlockN / kConsumerWarps;                // keys of S in a warp
+  static constexpr int kChannelsOfWarp = Config::kHeadDimV / kConsumerWarps;  // channels of O in a warp
 
   static_assert(!Config::kTma && Config::kProducer != kernels::kMlaDequant584 && Config::kCluster == 1 &&
                     !(Config::kDense && Config::kSparse),
@@ -33,12 +33,12 @@ static_assert(Config::kProducer != kernels::kMlaGather ||
               "the host asks for another size");
 static_assert(sizeof(M16Storage) <= kernels::kMostSharedBytes, "more shared memory than a block can have");
 
-// Addresses in shared memory.
+// Shared addresses.
 struct M16Smem : CachedRowsView<M16Storage> {
   using CachedRowsView::CachedRowsView;
-  // 128 bytes a row.
+  // P: 128 bytes for each row.
   __device__ __forceinline__ unsigned p(unsigned buffer) const { return ATTUNE_SHARED_AT_INDEX(M16Storage, p, buffer); }
-  // Eight floats of a row, one of each warp.
+  // Eight floats for each row, one for each warp.
   __device__ __forceinline__ unsigned tile_row_max(unsigned buffer, int row) const {
     return ATTUNE_SHARED_AT_INDICES(M16Storage, tile_row_max, buffer, row);
   }
@@ -57,7 +57,7 @@ __device__ __forceinline__ int cached_tile_end(const WorkTile& work) {
   return work.tile_end;
 }
 
-// Of the consumer warps. _anew: recomputed wherever it is used, as registers are scarce.
+// This thread's consumer warp. Functions with _anew recompute at each use, because registers are scarce.
 __device__ __forceinline__ int consumer_warp() {
   return static_cast<int>(threadIdx.x) / 32 - M16Config::kProducerThreads / 32;
 }

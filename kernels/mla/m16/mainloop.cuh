@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The m16 mainloop: 16 rows of queries against tiles of 64 cached rows.
+// The m16 mainloop and softmax: 16 rows of queries against tiles of 64 cached rows.
 //
-//   S = Q K^T;  P = 2^(c (S - r)), c = scale log2 e, r the reference row max of each row;  O = O 2^(c (r - r')) + P V
+//   S = Q K^T;  P = 2^(c (S - r)), c = scale log2 e, r = row_max_ref;  O = O 2^(c (r - r')) + P V
 //
-// Warp w computes S of keys 8 w .. + 7, with all queries in registers, and has channels 64 w .. + 63 of O.
+// Warp w computes S of keys 8 w .. 8 w + 7, with all queries in registers, and has channels 64 w .. 64 w + 63 of O.
 //
 //   warp:   S_1  max_1 >  O += P_0 V_0  > max_1 of all, P_1 >  S_2  max_2 >  O += P_1 V_1 ..
 //
-// A warp's row max and P are needed by the others one GEMM later, so that they hardly wait.
+// The others need a warp's row max and P one GEMM later, so they hardly wait for it.
 #pragma once
 
 #include "mla/m16/mma.cuh"
@@ -19,15 +19,15 @@ namespace attune::mla {
 
 class M16Mainloop {
  public:
-  // A lane has rows g and g + 8 of the queries, g = lane / 4, and keys 2 t and 2 t + 1 of the warp's, t = lane % 4.
-  // row_max and row_max_ref are the same in all warps; row_sum is of the lane's keys, relative to row_max_ref.
+  // A lane has rows g and g + 8 of the queries, g = lane / 4, and keys 2 t and 2 t + 1 of the warp's eight, t = lane %
+  // 4. row_max and row_max_ref are the same in all warps; row_sum is of the lane's keys, relative to row_max_ref.
   float row_max[2], row_max_ref[2], row_sum[2];
   M16Out o;
 
   __device__ __forceinline__ M16Mainloop(const WorkTileParams& p, const M16Smem& smem)
       : p_(p), smem_(smem), warp_(consumer_warp()), lane_(threadIdx.x % 32) {}
 
-  // Runs all tiles of a work tile. By all consumer warps, synced since the work tile before.
+  // Runs all tiles of a work tile. Called by all consumer warps, which have synchronised since the previous work tile.
   __device__ __forceinline__ void run(const WorkTile& work, int head_tile) {
     operands_.load_q(p_, work, head_tile);
 #pragma unroll
@@ -35,7 +35,7 @@ class M16Mainloop {
 #pragma unroll
     for (int i = 0; i < M16Out::kCount; ++i) o.at(i) = 0;
     const int tiles = cached_tile_end(work) - work.tile_begin;
-    // Uniform values, by a shuffle: the compiler then has them in uniform registers.
+    // The shuffle tells the compiler that the values are uniform, so that it uses uniform registers.
     pipe_ = {__shfl_sync(0xffffffffu, pipe_.stage, 0), __shfl_sync(0xffffffffu, pipe_.phase, 0)};
     last_ = __shfl_sync(0xffffffffu, last_, 0), count_ = __shfl_sync(0xffffffffu, count_, 0);
 #pragma unroll 1
@@ -71,7 +71,7 @@ class M16Mainloop {
     }
   }
 
-  // Bounds of O, row g in the lower half.
+  // Bounds of O; row g is in the lower half.
   __device__ __forceinline__ unsigned bounds() {
     float bound[2];
 #pragma unroll
@@ -83,7 +83,7 @@ class M16Mainloop {
     return two_bounds(bound[0], bound[1]);
   }
 
-  // Makes row_sum relative to row_max, and row_max a score in base 2. Returns O's factor for that.
+  // Makes row_max a score in base 2 and row_sum relative to it. Returns O's rescale factor.
   __device__ __forceinline__ float final_rescale(int h) {
     const float rescale = row_max[h] == row_max_ref[h] ? 1.0f : ptx::exp2_approx((row_max_ref[h] - row_max[h]) * c());
     row_sum[h] *= rescale;
@@ -92,7 +92,7 @@ class M16Mainloop {
   }
 
  private:
-  // From S to scores in base 2.
+  // The factor from S to scores in base 2.
   __device__ __forceinline__ float c() const { return p_.scale * kLog2e; }
   __device__ __forceinline__ int g() const { return lane_ / 4; }
   __device__ __forceinline__ int t() const { return lane_ % 4; }
@@ -106,7 +106,7 @@ class M16Mainloop {
     }
   }
 
-  // S of the warp's keys of the next tile, and their row max, published to all warps.
+  // Computes S of the warp's keys of the next tile, and publishes their row max to all warps.
   __device__ __forceinline__ void qk_gemm(const PipelineState& tile) {
     ptx::wait_phase(smem_.full(tile.stage), tile.phase);
     operands_.qk_gemm(smem_, tile.stage, s_);
@@ -120,7 +120,7 @@ class M16Mainloop {
       float tile_max = fmaxf(s_[2 * h], s_[2 * h + 1]);
       tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
       tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
-      // racecheck reports this beside softmax()'s loads: it does not follow that a lane arrives for its warp.
+      // racecheck reports this with softmax()'s loads: it does not model a lane that arrives for its warp.
       if (t() == 0)
         ptx::store_shared_u32(smem_.tile_row_max(count_ % 2, g() + 8 * h) + 4 * warp_, __float_as_uint(tile_max));
     }
@@ -128,7 +128,7 @@ class M16Mainloop {
     if (lane_ == 0) ptx::arrive(smem_.row_max_full(count_ % 2));
   }
 
-  // P of the warp's keys, published to all warps.
+  // Computes P of the warp's keys and publishes it to all warps.
   __device__ __forceinline__ void softmax(int stage) {
     ptx::wait_phase(smem_.row_max_full(count_ % 2), count_ / 2 % 2);
     const float scale = c();
@@ -144,7 +144,7 @@ class M16Mainloop {
       for (int e = 0; e < 2; ++e) s_[2 * h + e] = ptx::exp2_approx(fmaf(s_[2 * h + e], scale, -from));
       row_sum[h] = fmaf(row_sum[h], rescale[h], s_[2 * h] + s_[2 * h + 1]);
     }
-    // racecheck reports this beside pv_gemm()'s loads: it does not follow that a lane arrives for its warp.
+    // racecheck reports this with pv_gemm()'s loads: it does not model a lane that arrives for its warp.
     operands_.publish_p(smem_, count_ % 2, s_);
     __syncwarp();
     if (lane_ == 0) ptx::arrive(smem_.p_full(count_ % 2));
@@ -162,11 +162,11 @@ class M16Mainloop {
     if (lane_ == 0) ptx::arrive(smem_.empty(stage));
   }
 
-  // ---- new tokens, one by one: there is rarely more than one
+  // ---- new tokens, one at a time: there is rarely more than one
 
   __device__ __forceinline__ void add_new_tokens(const WorkTile& work, int head_tile) {
     const KeyTiles key_tiles(work.num_cached, work.first_key, work.end_key);
-    sync_m16_consumers();  // the row sums of the work tile before, if no tile came since, have been read
+    sync_m16_consumers();  // all warps have read the row sums of the previous work tile, if no tile came since
 #pragma unroll 1
     for (int i = max(work.tile_begin, key_tiles.num_cached_tiles); i < work.tile_end; ++i) {
       const Tile tile = tile_at(work, key_tiles, i);
@@ -176,9 +176,9 @@ class M16Mainloop {
         add_new_token(work, head_tile, source.locate(key, source.load_index(key)));
     }
   }
-  // row: of its key and value.
+  // row: of the new token's key and value.
   __device__ __forceinline__ void add_new_token(const WorkTile& work, int head_tile, const char* row) {
-    // A warp computes S of two rows of queries.
+    // Each warp computes S of two rows of queries.
 #pragma unroll 1
     for (int own = 2 * warp_; own < 2 * warp_ + 2; ++own) {
       const float s = dot_new_token(query_row(p_, work, head_tile, own), row, lane_);
@@ -209,10 +209,10 @@ class M16Mainloop {
   const M16Smem& smem_;
   const int warp_, lane_;
   M16Mma operands_;
-  float s_[4];          // S, then P, of (row g, keys 2 t, 2 t + 1), then row g + 8
+  float s_[4];          // S, then P, of (row g, keys 2 t, 2 t + 1), then of row g + 8
   PipelineState pipe_;  // of the next tile
-  int last_ = 0;        // stage of the tile before
-  unsigned count_ = 0;  // tiles, of all work tiles
+  int last_ = 0;        // stage of the previous tile
+  unsigned count_ = 0;  // tiles so far, over all work tiles
 };
 
 }  // namespace attune::mla

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The m16 kernel's GEMMs by mma.sync, with cached rows as operands by ldmatrix. Of one warp, with q in registers; g =
-// lane / 4, t = lane % 4.
+// The m16 kernel's GEMMs by mma.sync, for one warp: cached rows are operands by ldmatrix, q is in registers. g = lane /
+// 4, t = lane % 4.
 //
-//   load_q(p, work, head_tile)           by all consumer warps together
+//   load_q(p, work, head_tile)           called by all consumer warps together
 //   qk_gemm(smem, stage, s)              s = (row g, keys 2 t, 2 t + 1 of the warp's), then row g + 8
-//   publish_p(smem, buffer, s)           P in place of S, to all warps
+//   publish_p(smem, buffer, s)           stores P, which has replaced S, for all warps
 //   pv_gemm(smem, stage, buffer, o)      o += P of all keys * V of the warp's channels
-//   transpose_channels(o)                then channel() is the lane's first channel of a block
+//   transpose_channels(o)                afterwards channel() is the lane's first channel of a block
 #pragma once
 
 #include "common/lanes.cuh"
@@ -18,7 +18,7 @@ class M16Mma {
   static_assert(!Config::kDequant, "packed rows: mla/swap_ab.cu");
 
  public:
-  // A lane loads eight neighbouring channels, and exchanges them with its three neighbours.
+  // A lane loads eight neighbouring channels and exchanges them with its three neighbours.
   __device__ __forceinline__ void load_q(const WorkTileParams& p, const WorkTile& work, int head_tile) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
@@ -44,7 +44,8 @@ class M16Mma {
 
   __device__ __forceinline__ void qk_gemm(const M16Smem& smem, int stage, float (&s)[4]) const {
     const unsigned from = m16_k_address(smem, stage);
-    float products[4][4] = {};  // every fourth block has its own accumulator, as an mma waits for the one before
+    // every fourth block has a separate accumulator, because an mma waits for the one before it
+    float products[4][4] = {};
 #pragma unroll
     for (int i = 0; i < kBlocks; i += 2) {
       unsigned keys[4];
@@ -83,7 +84,7 @@ class M16Mma {
   }
 
   // The accumulators of a block have columns 2 t and 2 t + 1 of eight channels each. Afterwards one of two neighbouring
-  // lanes has four channels of the first accumulator, the other four of the second.
+  // lanes has four channels of the first accumulator, the other four channels of the second.
   __device__ __forceinline__ static void transpose_channels(M16Out& o) {
     const bool odd = threadIdx.x % 2 != 0;
 #pragma unroll

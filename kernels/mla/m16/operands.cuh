@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of queries and new tokens in the m16 and swap-AB kernels; and where the m16 kernel's operands and O lie.
+// Rows of queries and new tokens in the m16 and swap-AB kernels; addresses of the m16 kernel's operands; its O.
 #pragma once
 
 #include "common/finish.cuh"
@@ -12,10 +12,10 @@
 
 namespace attune::mla {
 
-// 64 channels of O, in blocks of 16: four channels of each block, for rows g and g + 8.
+// O: 64 channels in blocks of 16; a lane has four channels of each block, for rows g and g + 8.
 struct M16Out {
   static constexpr int kBlocks = M16Config::kChannelsOfWarp / 16, kCount = kBlocks * 8;
-  // Two accumulators a block, each [row g, two columns], [row g + 8, two columns].
+  // Two accumulators for each block: [row g, two columns], [row g + 8, two columns].
   float blocks[kBlocks][2][4];
   __device__ __forceinline__ float& at(int i) { return blocks[i / 8][i / 4 % 2][i % 4]; }
 };
@@ -36,8 +36,8 @@ __device__ __forceinline__ float dot_new_token(const char* query, const char* ro
   return common::sum_of_lanes(s);
 }
 
-// Addresses of cached rows that the lane gives to ldmatrix. K: four neighbouring vectors of 16 bytes of eight rows. V:
-// two of sixteen rows, transposed, so that lanes have two keys side by side.
+// The addresses of cached rows that the lane gives to ldmatrix. K: four neighbouring vectors of 16 bytes of eight rows.
+// V: two vectors of sixteen rows, transposed, so that lanes have two keys side by side.
 __device__ __forceinline__ unsigned m16_k_address(const M16Smem& smem, int stage) {
   const int lane = lane_anew();
   return smem.row(stage, consumer_warp() * M16Config::kKeysOfWarp + lane % 8) + lane / 8 * 16;
@@ -47,13 +47,13 @@ __device__ __forceinline__ unsigned m16_v_address(const M16Smem& smem, int stage
   return smem.row(stage, lane % 16) + consumer_warp() * M16Config::kChannelsOfWarp * 2 + lane / 16 * 16;
 }
 
-// P of all keys has 128 bytes a row, in vectors of 16 bytes, swizzled. The offset of row g and the lane's two keys; row
-// g + 8 is 8 * 128 further.
+// P of all keys has 128 bytes for each row, in swizzled vectors of 16 bytes. The offset of row g and the lane's two
+// keys; row g + 8 is 8 * 128 bytes further.
 __device__ __forceinline__ unsigned m16_p_offset() {
   const int lane = lane_anew();
   return lane / 4 * 128 + (consumer_warp() ^ lane / 4) * 16 + lane % 4 * 4;
 }
-// The row that the lane gives to ldmatrix; and the A operand of 16 keys, from there.
+// The row that the lane gives to ldmatrix; and the A operand of 16 keys of that row.
 __device__ __forceinline__ unsigned m16_p_row(const M16Smem& smem, unsigned buffer, int lane) {
   return smem.p(buffer) + lane % 16 * 128;
 }

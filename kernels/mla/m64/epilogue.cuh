@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The epilogue: each warpgroup stores its half of the channels, normalised to `out`, or unnormalised to the workspace
-// as the partial output of a split, which mla/combine.cu merges.
+// The epilogue of the M = 64 kernel. Each warpgroup stores its half of the channels: normalised to `out`, or
+// unnormalised to the workspace as the partial output of a split, which mla/combine.cu merges.
 #pragma once
 
 #include "common/lanes.cuh"
@@ -9,14 +9,14 @@
 
 namespace attune::mla {
 
-// By all lanes of the warp, also for rows that do not exist. Lanes 0 and 1 of four finish a row each. rescale: O's
-// factor to be relative to row_max.
+// Called by all lanes of the warp, also for rows that do not exist. Lanes 0 and 1 of four finish one row each. rescale:
+// O's factor to be relative to row_max.
 __device__ __forceinline__ void store_out(const WorkTileParams& p, const WorkTile& t, const Rows& rows,
                                           const Accumulators& a, const float (&rescale)[2]) {
   const int lane = threadIdx.x % 32, mine = lane % 2;
   const int token = rows.token(mine), head = rows.head(mine);
   const auto own = [mine](const float(&x)[2]) { return mine != 0 ? x[1] : x[0]; };
-  // For dequant producers, not before the branch: which order spills less depends on the producer.
+  // With dequant producers these come after the branch: which order spills less depends on the producer.
   const float max = Config::kDequant ? 0 : own(a.row_max), row_sum = Config::kDequant ? 0 : own(a.row_sum);
   float own_factor = 0;
   long long own_at = -1;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void store_out(const WorkTileParams& p, const WorkTil
   }
 }
 
-// Upper bounds of the thread's elements of O: for two rows, two words of two groups of 64 channels.
+// Upper bounds of the thread's elements of O: for two rows, two words, each with two groups of 64 channels.
 struct Bounds {
   unsigned of_row[2][2];
   __device__ __forceinline__ bool finite() const {
@@ -84,14 +84,15 @@ __device__ __forceinline__ void find_bounds(const Accumulators& a, Bounds& bound
   }
 }
 
-// Row stats of the partial output, of the thread's first row.
+// The row stats of the partial output, for the thread's first row.
 __device__ __forceinline__ float* own_stats(const WorkTileParams& p, const WorkTile& t, int head_tile) {
   const unsigned thread = ptx::kept(threadIdx.x) % 128;
   return partial_stats_at(p.partial_stats, partial_idx(p, t, head_tile), thread / 32 * 16 + thread % 32 / 4,
                           consumer_warpgroup());
 }
 
-// Stores O relative to row_max_ref. nonfinite, set for fp16 partials only: rows that may have a NaN or infinity.
+// Stores O relative to row_max_ref. nonfinite: set for fp16 partial outputs only; the rows that may have a NaN or
+// infinity.
 __device__ __forceinline__ void store_partial(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                               const Accumulators& a, bool (&nonfinite)[2]) {
   const unsigned thread = ptx::kept(threadIdx.x) % 128, lane = thread % 32;

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // The mainloop of the two consumer warpgroups: 64 rows against the tiles that the producers bring. A tile is K and,
-// without the rope channels, V. Tiles go in pairs A, B.
+// without the rope channels, also V. Tiles come in pairs A, B; the last tile of a work tile may have no partner.
 //
-//   S_A = Q A^T by WG0, S_B = Q B^T by WG1;  P = 2^(c (S - r)), c = scale log2 e, r the reference row max of each row
+//   S_A = Q A^T by WG0, S_B = Q B^T by WG1;  P = 2^(c (S - r)), c = scale log2 e, r = row_max_ref
 //   WG g has half g of O's channels:  O = O 2^(c (r - r_A)) + P_A A, then O = O 2^(c (r_A - r_B)) + P_B B
 //
 //   WG0:  S_A   softmax  P_A A |         (P_B) P_B B | S_A' ..
 //   WG1:        S_B (P_A) P_A A  softmax       P_B B |      S_B' ..
 //
-// Dequantized keys come later than the other warpgroup's P: then WG1 has P_A A before S_B.
+// Dequantized keys arrive later than the other warpgroup's P, so WG1 then has P_A A before S_B.
 //
-// Each thread publishes its P through shared memory to the same thread of the other warpgroup, which holds the same
-// rows and keys: the accumulator layout of S is the A-operand layout of the PV GEMM. The rescale is deferred: the
-// reference follows the row max only when that is far ahead, so O is rarely rescaled after the first tile.
+// Each thread publishes its P through shared memory to the same thread of the other warpgroup, which has the same rows
+// and keys: the accumulator layout of S is the A operand layout of the PV GEMM. The rescale is deferred: row_max_ref is
+// raised only when row_max is far above it, so O is rarely rescaled after the first tile. The softmax is in
+// mla/m64/softmax.cuh.
 #pragma once
 
 #include "mla/m64/softmax.cuh"
@@ -24,12 +25,12 @@ class Mainloop {
  public:
   using Softmax = mla::Softmax<kWarpgroup>;
   using QkWgmma = ptx::Wgmma<Config::kBlockN, Config::kMmaType>;
-  // A wgmma may not have more registers than threads begin with.
+  // The accumulator of a wgmma may not have more registers than a thread has when the kernel starts.
   static constexpr int kColumns = Config::kThreads > 384 ? Config::kChannels / 2 : Config::kChannels;
   using PvWgmma = ptx::Wgmma<kColumns, Config::kMmaType>;
-  // WG0 issues the QK GEMM of its next tile behind its last PV GEMM. Dequantized keys come too late for that.
+  // WG0 issues the QK GEMM of its next tile after its last PV GEMM. Dequantized keys arrive too late for that.
   static constexpr bool kOverlapNextQK = kWarpgroup == 0 && Config::kOverlapNextQK;
-  // WG1 waits for its PV GEMM of P_A before it publishes P_B: there are too few registers for both.
+  // WG1 waits for its PV GEMM of P_A before it publishes P_B, because there are too few registers for both.
   static constexpr bool kPvBeforePublish = !Config::kPublishPEarly && !Config::kDequant;
 
   __device__ __forceinline__ Mainloop(const WorkTileParams& p, const Smem& smem) : smem_(smem), c_(p.scale * kLog2e) {}
@@ -39,11 +40,11 @@ class Mainloop {
     if (kWarpgroup == 0) rows.store_row_limits(smem_), __syncwarp();  // WG1 waits for P_A first, so it sees them
     int left = __shfl_sync(0xffffffffu, work.tile_end - work.tile_begin, 0);
     a.row_max[0] = a.row_max[1] = a.row_max_ref[0] = a.row_max_ref[1] = -ptx::infinity();
-    // Each warpgroup has a row sum of its own tiles.
+    // Each warpgroup has the row sum of its tiles.
     a.row_sum[0] = a.row_sum[1] = smem_.first_sum();
     ptx::wait_phase(smem_.q_full(), counts.work_tiles() % 2);
     accumulate_ = 0;
-    float s[Config::kBlockN / 2];  // WG0's
+    float s[Config::kBlockN / 2];  // S of WG0's tile
     if (kOverlapNextQK && left > 0) {
       qk_gemm(counts.pipe(0), s, [] {});
       ptx::wgmma_wait<0>();
@@ -66,7 +67,7 @@ class Mainloop {
         wg0_local(first, true, rows, s, a);
       } else {
         if (accumulate_ == 0) {  // there was no pair
-          __syncwarp();          // all lanes have seen q_full, whose next phase would hide it
+          __syncwarp();          // all lanes have seen q_full, whose next phase would hide this one
           release_q();
         }
         wait_v(first);
@@ -79,7 +80,7 @@ class Mainloop {
   }
 
  private:
-  // WG0: tile A, whose S is its own.
+  // WG0: softmax and PV GEMM of tile A, whose S it has computed.
   __device__ __forceinline__ void wg0_local(PipelineState pipe, bool last, const Rows& rows,
                                             float (&s)[Config::kBlockN / 2], Accumulators& a) {
     float rescale[2];
@@ -102,7 +103,7 @@ class Mainloop {
     ptx::pin(a.o);
     release(pipe, 1);
   }
-  // WG0: tile B with WG1's P; and S of the next tile A, if there is one.
+  // WG0: PV GEMM of tile B with WG1's P; and the QK GEMM of the next tile A, if there is one.
   __device__ __forceinline__ void wg0_remote(PipelineState pipe, PipelineState next, bool more,
                                              float (&s)[Config::kBlockN / 2], Accumulators& a) {
     wait_v(pipe);
@@ -126,14 +127,14 @@ class Mainloop {
     }
   }
 
-  // WG1: tiles A and B.
+  // WG1: both tiles, A with WG0's P and B.
   __device__ __forceinline__ void wg1_both(PipelineState first, PipelineState second, bool last, const Rows& rows,
                                            Accumulators& a) {
     float s[Config::kBlockN / 2], rescale[2];
     unsigned p_regs[Softmax::kPRegs];
     wait_v(first);
     const ptx::Descriptor v0 = v_descriptor(first);
-    // Dequantized keys come late: the PV GEMM of tile A is done by then, and its V is released.
+    // Dequantized keys arrive late: by then the PV GEMM of tile A is done, and its V is released.
     if constexpr (Config::kDequant) {
       pv_gemm_p0(v0, a);
       ptx::wgmma_wait<0>();
@@ -142,8 +143,8 @@ class Mainloop {
       qk_gemm(second, s, [] {});
     } else {
       qk_gemm(second, s, [] {});
-      // Waits for nothing, because fewer groups are pending. Without it ptxas adds a wait where O is rescaled beside S
-      // (C7517), which only some warps of the warpgroup would reach.
+      // Waits for nothing, because fewer groups are pending. Without it, if O is rescaled beside S, ptxas adds a wait
+      // (C7517) that only some warps of the warpgroup would reach.
       ptx::wgmma_wait<kSlices>();
       ptx::pin(a.o);
       pv_gemm_p0(v0, a);
@@ -154,7 +155,7 @@ class Mainloop {
     if (last) release_q();
     Softmax::softmax(smem_, c_, mask, rows, s, rescale, a);
     release(second, kKOnly);
-    Softmax::accumulate_row_sum(rescale, s, a);  // before they become P: registers are scarce while a GEMM runs
+    Softmax::accumulate_row_sum(rescale, s, a);  // before S becomes P: registers are scarce while a GEMM runs
     if constexpr (kPvBeforePublish) {
       ptx::pin(s);
       finish_pv_p0(first, a);
@@ -183,7 +184,7 @@ class Mainloop {
     pv_gemm(p_regs_, v, a);
   }
 
-  // between: called when the GEMMs of the first half of the channels are issued.
+  // between: called once the GEMMs of the first half of the channels are issued.
   template <class Between>
   __device__ __forceinline__ void qk_gemm(PipelineState pipe, float (&s)[Config::kBlockN / 2],
                                           Between&& between) const {
@@ -211,7 +212,7 @@ class Mainloop {
     ptx::wgmma_commit();
   }
 
-  // This warpgroup's half of a tile's V.
+  // This warpgroup's half of V of a tile.
   __device__ __forceinline__ ptx::Descriptor v_descriptor(PipelineState pipe) const {
     return ptx::uniform(ptx::descriptor_mn_major(
         smem_.k(pipe.stage) + kWarpgroup * (Config::kChunksV / 2) * Config::kChunkBytes, Config::kChunkBytes));
@@ -231,14 +232,14 @@ class Mainloop {
     ptx::wgmma_commit();
     accumulate_ = 1;
   }
-  // Waits for V of the other warpgroup's tile. For its own tile the QK GEMM has waited.
+  // Waits for V of the other warpgroup's tile. For its own tile the QK GEMM has waited already.
   __device__ __forceinline__ void wait_v(PipelineState pipe) const {
     if (!kSignalByHalf) ptx::wait_phase(smem_.k_full(pipe.stage, 1 + 2 * kWarpgroup), pipe.phase);
     ptx::wait_phase(smem_.k_full(pipe.stage, 2 + 2 * kWarpgroup), pipe.phase);
     if (Config::kConsumerFence) ptx::fence_async_proxy();
   }
 
-  // racecheck reports these stores beside receive_p()'s loads: it does not model bar.arrive.
+  // racecheck reports these stores with receive_p()'s loads: it does not model bar.arrive.
   __device__ __forceinline__ void publish_p(const unsigned (&p_regs)[Softmax::kPRegs], const Accumulators& a) const {
     const int thread = threadIdx.x % 128;
     if (threadIdx.x % 4 == 0) {
@@ -250,7 +251,7 @@ class Mainloop {
 #pragma unroll
     for (int i = 0; i < 4; ++i) ptx::store_shared_four(smem_.p(thread, i), p_regs + 4 * i);
   }
-  // Takes the other warpgroup's P of a tile and its row_max_ref. O and row_sum are rescaled to that.
+  // Loads the other warpgroup's P of a tile and its row_max_ref, and rescales O and row_sum to that.
   __device__ __forceinline__ void receive_p(unsigned (&p_regs)[Softmax::kPRegs], Accumulators& a) const {
     const int thread = threadIdx.x % 128;
     float row_max_ref[2];
@@ -293,7 +294,7 @@ class Mainloop {
 
   const Smem& smem_;
   const float c_;
-  unsigned p_regs_[Softmax::kPRegs];  // of tile A
+  unsigned p_regs_[Softmax::kPRegs];  // P of tile A
   int accumulate_ = 0;
 };
 

@@ -13,7 +13,7 @@ __device__ __forceinline__ int row_of_thread() {
   return static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }
 
-// Recomputed wherever needed: registers are scarce.
+// Recomputed at each use: registers are scarce.
 struct Rows {
   const WorkTileParams& p;
   const WorkTile& t;
@@ -29,7 +29,7 @@ struct Rows {
     return head_tile * p.heads_of_tile + row_of_thread() + 8 * h - local_token(h) * p.heads_of_tile;
   }
 
-  // Stores the key range of each row. By one warpgroup, before apply_mask().
+  // Stores the key range of each row. Called by one warpgroup, before apply_mask().
   __device__ __forceinline__ void store_row_limits(const Smem& smem) const {
     if constexpr (!Config::kSparse) {
       if (threadIdx.x % 4 != 0) return;
@@ -49,7 +49,7 @@ __device__ __forceinline__ unsigned keys_before(int x) {
   return (1u << (x / 8 * 2 + min(max(x % 8 - static_cast<int>(threadIdx.x % 4) * 2, 0), 2))) - 1;
 }
 
-// A tile's mask, as the producers wrote it.
+// A tile's mask as the producers wrote it.
 struct TileMask {
   unsigned masked[2];  // a bit for each key that no row sees
   int start;
@@ -72,7 +72,8 @@ struct TileMask {
   }
 };
 
-// Of the thread's keys of a tile that begins at key `start`, those that KeyMask shows to row h; bits as keys_before().
+// Those of the thread's keys that KeyMask shows to row h, in a tile that begins at key `start`; bits as in
+// keys_before().
 __device__ __forceinline__ unsigned keys_shown(const Rows& rows, int h, int start) {
   if (!KeyMask::kAny || rows.token(h) < 0) return ~0u;
   KeyMask key_mask;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recomputes rows that are not finite. P is 0 for a key that one row of an M block sees and another does not; if its
-// value is NaN or infinite, 0 * value leaves NaN in the other row. That shows in the output. Such rows are recomputed
-// key by key, from what they see: slow, but only needed for such values. Sparse attention needs none, as all rows of an
-// M block see the same keys.
+// value is NaN or infinite, 0 * value makes the other row NaN. Such rows are recomputed key by key, from the keys that
+// they see: slow, but only needed for such values. Sparse attention does not need it, because all rows of an M block
+// see the same keys.
 #pragma once
 
 #include "mla/m64/epilogue.cuh"
@@ -27,13 +27,13 @@ class RecomputeNonfinite {
     for (int h = 0; h < 2; ++h) {
       float probe[4] = {};
 #pragma unroll
-      for (int i = 0; i < Config::kChannels / 4; ++i)  // NaN as soon as one is not finite
+      for (int i = 0; i < Config::kChannels / 4; ++i)  // NaN if one is not finite
         probe[i % 4] = fmaf(a.o[i / 2 * 4 + 2 * h + i % 2], 0.0f, probe[i % 4]);
       nonfinite_[h] = rows.token(h) >= 0 && (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f;
     }
   }
 
-  // By all lanes of the warp, after the work tile's rows are stored: stores those that are not finite again.
+  // Called by all lanes of the warp, after the work tile's rows are stored. Overwrites the rows that are not finite.
   __device__ __forceinline__ void operator()(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                              const Rows& rows) const {
     if constexpr (!Config::kSparse) {

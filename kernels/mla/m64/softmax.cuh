@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The online softmax of the two consumer warpgroups: row max, P and row sum of a tile, and the statistics of a row.
+// The online softmax of the two consumer warpgroups: row max, P and row sum of a tile; at the end, the stats of a row.
 #pragma once
 
 #include "common/lanes.cuh"
@@ -10,8 +10,8 @@ namespace attune::mla {
 
 struct Accumulators {
   float o[Config::kChannels / 2];
-  // In units of S before scaling. row_max and row_sum are of this warpgroup's tiles; row_sum also only of this thread's
-  // keys. O and row_sum are relative to row_max_ref.
+  // row_max and row_max_ref are in units of S before scaling. row_max and row_sum are of this warpgroup's tiles;
+  // row_sum is of this thread's keys only. O and row_sum are relative to row_max_ref.
   float row_max[2], row_max_ref[2], row_sum[2];
 };
 
@@ -24,11 +24,11 @@ __device__ __forceinline__ void rescale_o(const float (&rescale)[2], Accumulator
 
 template <int kWarpgroup>
 struct Softmax {
-  static constexpr int kPRegs = Config::kBlockN / 4;  // of P of a tile, in a thread
+  static constexpr int kPRegs = Config::kBlockN / 4;  // registers of P of a tile, in a thread
   // Deferred rescale: P may reach 2^8 before O is rescaled, which is rare after the first tile.
   static constexpr float kRescaleThreshold = 8;
 
-  // Replaces S by P in place, and sets the factor by which O and row_sum are to be rescaled.
+  // Replaces S by P in place, and sets the factor by which O and row_sum must be rescaled.
   __device__ __forceinline__ static void softmax(const Smem& smem, float c, const TileMask& mask,
                                                  const Rows& rows, float (&s)[Config::kBlockN / 2], float (&rescale)[2],
                                                  Accumulators& a) {
@@ -57,14 +57,15 @@ struct Softmax {
     }
   }
 
-  // P as the A operand of the PV GEMM.
+  // Converts P to the A operand of the PV GEMM.
   __device__ __forceinline__ static void convert_p(const float (&s)[Config::kBlockN / 2], unsigned (&p_regs)[kPRegs]) {
 #pragma unroll
     for (int i = 0; i < kPRegs; ++i) {
       p_regs[i] = common::pack<Config::kType>(s[2 * i], s[2 * i + 1]);
     }
   }
-  // Adds P to the row sum. It comes after P is published where that matters, as the other warpgroup does not need it.
+  // Adds P to the row sum. If time matters it is called after P is published, because the other warpgroup does not need
+  // it.
   __device__ __forceinline__ static void accumulate_row_sum(const float (&rescale)[2],
                                                             const float (&s)[Config::kBlockN / 2], Accumulators& a) {
 #pragma unroll
@@ -77,11 +78,11 @@ struct Softmax {
   }
 };
 
-// Merges the row stats of both warpgroups after the last tile: row_max becomes a score in base 2, row_sum is relative
-// to it. O stays relative to row_max_ref; rescale: its factor. scale: from S to scores in base 2.
+// Merges the row stats of both warpgroups after the last tile: row_max becomes a score in base 2, row_sum relative to
+// it. O stays relative to row_max_ref; rescale is its factor. scale: from S to scores in base 2.
 __device__ __forceinline__ void finalize_softmax(const Smem& smem, float scale, Accumulators& a, float (&rescale)[2]) {
   const int warpgroup = consumer_warpgroup();
-  // racecheck reports the stores beside the loads of receive_p() and below: the warps of a pair sync in between.
+  // racecheck reports the stores with the loads of receive_p() and below: the warps of a pair synchronise in between.
   ptx::named_barrier_sync(warp_pair(), 64);  // all warps of the pair have read P
 #pragma unroll
   for (int h = 0; h < 2; ++h) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What mla/mma.cu is compiled for, its roles and barriers, and its shared memory.
+// The configuration of mla/mma.cu, its warp roles, named barriers and shared memory.
 #pragma once
 
 #include "common/operand.cuh"
@@ -15,24 +15,26 @@ struct MmaConfig {
   static constexpr int kThreads = kernels::mla_mma_threads(ProblemConfig::kProducer, kRows, kKeys);
   static constexpr bool kHasCopiers = kernels::mla_mma_has_copiers(kRows);
   static constexpr int kCopyThreads = kHasCopiers ? kThreads - kConsumerThreads : kThreads;
-  // Groups of warps with 32 rows at most, which wait for nobody else between two tiles.
+  // Groups of warps with at most 32 rows. Between two tiles a group waits for no other group.
   static constexpr int kGroups = kRows == 64 ? 2 : 1, kGroupRows = kRows / kGroups, kRowTiles = kGroupRows / 16;
   static constexpr int kGroupWarps = kConsumerWarps / kGroups, kGroupThreads = 32 * kGroupWarps;
-  static constexpr int kChannelsOfWarp = ProblemConfig::kHeadDimV / kGroupWarps;  // of O
-  // S: each warp has all rows of its group, a slice of the channels and, where warps are left, a part of the keys.
+  static constexpr int kChannelsOfWarp = ProblemConfig::kHeadDimV / kGroupWarps;  // channels of O in a warp
+  // S: each warp has all rows of its group, a slice of the channels and, if there are enough warps, a part of the keys.
   static constexpr int kSlices = kernels::kMlaMmaSlices, kKeyParts = kGroupWarps / kSlices;
-  static constexpr int kKeyTiles = kKeys / 8 / kKeyParts;                   // of eight keys, of a warp
-  static constexpr int kBlocks = ProblemConfig::kHeadDimQk / 16 / kSlices;  // of 16 channels, of a slice
+  static constexpr int kKeyTiles = kKeys / 8 / kKeyParts;                   // tiles of eight keys in a warp
+  static constexpr int kBlocks = ProblemConfig::kHeadDimQk / 16 / kSlices;  // blocks of 16 channels in a slice
   static constexpr int kHeld = kernels::mla_mma_held_blocks(ProblemConfig::kHeadDimQk, kRows);
-  static constexpr int kShared = kBlocks - kHeld;  // blocks of a slice whose queries are in shared memory
+  // blocks of a slice whose queries are in shared memory, not in registers
+  static constexpr int kShared = kBlocks - kHeld;
   using Layout = common::RowLayout<ProblemConfig::kHeadDimQk / 8>;
   using LayoutQ = common::RowLayout<kShared == 0 ? 1 : kSlices * kShared * 2>;
   using LayoutP = common::RowLayout<kKeys / 8>;
   static constexpr int kPackedPitch = kernels::mla_mma_packed_pitch(ProblemConfig::kProducer);
   static constexpr int kTiles = kernels::mla_mma_tiles(ProblemConfig::kProducer, kStages);
-  static constexpr int kFlags = 8;  // tiles of flags: more than can be copied, decoded and in use at a time
-  // P carries a factor of 2^kOffset until the epilogue, beside the 2^8 that deferred rescaling may add: fp16 keeps the
-  // bits of small ones.
+  // tiles whose flags are kept: more than can be copied, dequantized and in use at a time
+  static constexpr int kFlags = 8;
+  // P carries a factor of 2^kOffset until the epilogue, besides the 2^8 that the deferred rescale may add, so that fp16
+  // keeps the bits of small P.
   static constexpr int kOffset = ProblemConfig::kType == common::kFloat16 ? 7 : 0;
 
   static_assert(kRows == 16 || kRows == 32 || kRows == 64, "whole row tiles");
@@ -49,14 +51,14 @@ struct MmaStorage {
   alignas(128) unsigned char tiles[MmaConfig::kTiles][MmaConfig::kKeys][MmaConfig::Layout::kPitch];
   alignas(128) unsigned char codes[ProblemConfig::kDequant ? MmaConfig::kStages * MmaConfig::kKeys : 1]
                                   [ProblemConfig::kDequant ? MmaConfig::kPackedPitch : 16];
-  // Of S: a lane's two keys of one row, or of two key tiles.
+  // Partial sums of S: a lane's two keys of one row, or of two key tiles.
   alignas(16) float2 sums[MmaConfig::kGroups][MmaConfig::kSlices][2 * MmaConfig::kRowTiles][MmaConfig::kKeys / 8][32];
   alignas(128) unsigned char p[MmaConfig::kRows][MmaConfig::LayoutP::kPitch];
   alignas(16) unsigned char is_there[MmaConfig::kFlags][MmaConfig::kKeys];  // whether a key has a row
-  float factor[MmaConfig::kRows];                                           // of O: rescale
+  float factor[MmaConfig::kRows];                                           // the rescale factor of O
   union {
-    int first_visible[MmaConfig::kRows];  // of a row's keys, where registers are scarce
-    float out_factor[MmaConfig::kRows];   // of the output, in the epilogue
+    int first_visible[MmaConfig::kRows];  // the first key that a row sees, if registers are scarce
+    float out_factor[MmaConfig::kRows];   // the factor of the output, in the epilogue
   };
   int end_visible[MmaConfig::kRows == 16 ? 1 : MmaConfig::kRows];
   unsigned nonfinite[2];                                                    // a bit for each row that is recomputed
@@ -80,7 +82,7 @@ struct MmaBarriers {
   __device__ __forceinline__ static void sync_group(int group) {
     ptx::named_barrier_sync(kGroup + group, MmaConfig::kGroupThreads);
   }
-  // Between the warps that copy, where there are such, and those of the products: a tile is there; it has been read.
+  // Between producer warps, if there are any, and consumer warps: the tile is full; the tile is empty.
   __device__ __forceinline__ static void wait_full(int tile) {
     ptx::named_barrier_sync(kFull + tile, MmaConfig::kThreads);
   }
@@ -95,11 +97,11 @@ struct MmaBarriers {
   }
 };
 
-// The thread, by a shuffle, for the compiler to forget it: what it derives would else be held over all tiles.
+// The thread's number, opaque by a shuffle: otherwise what derives from it stays in registers over all tiles.
 __device__ __forceinline__ unsigned mma_thread() { return __shfl_sync(0xffffffffu, threadIdx.x, threadIdx.x % 32); }
-// A number that all lanes have, for the compiler to know that.
+// A number that is the same in all lanes; the shuffle tells the compiler so.
 __device__ __forceinline__ int mma_uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
-// A buffer's number, counted up with the tiles.
+// The next buffer of a ring of `count`.
 __device__ __forceinline__ int mma_next(int at, int count) { return at == count - 1 ? 0 : at + 1; }
 
 using MmaKeyTiles = scheduler::KeyTiles<MmaConfig::kKeys>;
@@ -124,7 +126,7 @@ struct MmaRow {
   }
 };
 
-// The first channel of block b of a slice: 128 channels of V's, then 16 of the others.
+// The first channel of block b of a slice. A slice has 128 channels of V, then 16 of the rope channels.
 __device__ __forceinline__ int mma_channel_of(int slice, int b) {
   return b < 8 ? 128 * slice + 16 * b : ProblemConfig::kHeadDimV + 16 * slice;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packed rows: from codes, which have come, to a tile of bf16.
+// Dequantizes packed rows: codes in shared memory become a tile of bf16.
 #pragma once
 
 #include "mla/mma/config.cuh"
@@ -8,43 +8,43 @@
 
 namespace attune::mla {
 
-// New tokens are 16-bit rows beside a packed cache.
+// New tokens are 16-bit rows, also beside a packed cache.
 __device__ __forceinline__ bool mma_is_packed(const Tile& tile) {
   return ProblemConfig::kSparse || !ProblemConfig::kDense || tile.cached;
 }
 
-// A factor of codes as the sum of two bf16 numbers, each in both halves of a word.
+// A scale of codes as the sum of two bf16 numbers, each in both halves of a word.
 struct MmaFactor {
   unsigned high, low;
   __device__ __forceinline__ explicit MmaFactor(float factor) {
     const unsigned bits = __float_as_uint(factor) & 0xffff0000u;
     const float first = __uint_as_float(bits);
     high = ptx::permute_bytes(bits, 0, 0x3232);
-    const float rest = factor == first ? 0.0f : factor - first;  // infinity has none
+    const float rest = factor == first ? 0.0f : factor - first;  // an infinity has no remainder
     low = ptx::pack_bf16(rest, rest);
   }
 };
 
-// Exponents and mantissas of codes are, as bits of bf16, 2^-120 of the numbers; times kMmaUnit, 2^120, that is exact.
-// Scales below kMmaSmallScale are multiplied by it instead, once for all of their codes.
+// Read as bf16, exponents and mantissas of codes are 2^-120 of the numbers. Multiplying by kMmaUnit, 2^120, is exact.
+// Scales below kMmaSmallScale are multiplied by 2^120 instead, once for all of their codes.
 constexpr unsigned kMmaUnit = 0x7b807b80u, kMmaMinusZero = 0x80008000u, kMmaNan = 0x7fff7fffu;
 constexpr float kMmaSmallScale = 128.0f;
 
-// Whether a NaN is among 16 codes. It makes all of them NaN, as it does with the scores of their key.
+// Whether one of 16 codes is NaN. Then all of them become NaN, as the score of their key becomes NaN in any case.
 __device__ __forceinline__ bool mma_has_nan(const unsigned (&codes)[4]) {
-  unsigned sevens = 0;  // a carry out of seven ones
+  unsigned sevens = 0;  // the carry out of seven ones
 #pragma unroll
   for (int k = 0; k < 4; ++k) sevens |= (codes[k] & 0x7f7f7f7fu) + 0x01010101u;
   return (sevens & 0x80808080u) != 0;
 }
-// Half `half` of 16 codes to bf16: times 2^120 first, where kUnit, then times high + low, rounded once, but for an
-// error of 2^-17. kExact: low is 0, and high a power of two.
+// Converts half `half` of 16 codes to bf16: first times 2^120 if kUnit, then times high + low, rounded once, with an
+// error of at most 2^-17. kExact: low is 0, and high is a power of two.
 template <bool kUnit, bool kExact>
 __device__ __forceinline__ void mma_decode_8(const unsigned (&codes)[4], int half, unsigned high, unsigned low,
                                              unsigned (&x)[4]) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    // Two codes to halves, with copies of their signs above.
+    // Moves two codes to the halves of a word, with copies of their signs above them.
     const unsigned four = codes[2 * half + k / 2];
     unsigned two = ptx::permute_bytes(four, 0, k % 2 == 0 ? 0x9180 : 0xb3a2) << 4 & 0x87f087f0u;
     if (kUnit) two = ptx::multiply_add_bf16x2(two, kMmaUnit, kMmaMinusZero);
@@ -53,15 +53,15 @@ __device__ __forceinline__ void mma_decode_8(const unsigned (&codes)[4], int hal
   }
 }
 
-// The chunk of 16 codes that part `part` of a row has in step k: lanes that store at a time, those of eight rows, or of
-// four and two parts, store to different banks.
+// The chunk of 16 codes that lane-part `part` of a row has in step k. Lanes that store at the same time, of eight rows,
+// or of four rows and two parts, store to different banks.
 template <int kParts>
 __device__ __forceinline__ int mma_chunk_of(int part, int k) {
   static_assert(kParts == 4 || kParts == 8, "a warp has 8 or 4 rows");
   return kParts == 4 ? 8 * part + k : 8 * (part / 2) + 2 * (part % 2) + k % 2 + k / 2 * 4;
 }
 
-// A thread's part of a row of 656 bytes: chunks of one group.
+// A thread's chunks in a row of 656 bytes, all of one scale group.
 template <int kParts>
 class MmaDecoder656 {
  public:
@@ -72,7 +72,7 @@ class MmaDecoder656 {
     from_ = from + 16 * first, to_ = to + MmaConfig::Layout::offset(row, 2 * first);
     scale_ = ptx::load_shared(from + Packed::kNope + 4 * (part / (kParts / Packed::kGroups)));
   }
-  // Whether a lane of the warp has a scale that is not small.
+  // Whether a lane of the warp has a scale of kMmaSmallScale or more.
   __device__ __forceinline__ bool has_large_scale() const {
     return __any_sync(0xffffffffu, !(fabsf(scale_) < kMmaSmallScale));
   }
@@ -92,7 +92,7 @@ class MmaDecoder656 {
       ptx::store_shared_four(to_ + 32 * mma_chunk_of<kParts>(0, k) + 16 * half, x);
     }
   }
-  // kAtATime: chunks that are in registers.
+  // kAtATime: chunks that are in registers at a time.
   template <bool kLarge, int kAtATime>
   __device__ __forceinline__ void run() const {
     const MmaFactor by = factor(kLarge);
@@ -111,7 +111,7 @@ class MmaDecoder656 {
   float scale_;
 };
 
-// Those of 584-byte rows, whose scales are powers of two.
+// The same for rows of 584 bytes, whose scales are powers of two.
 template <int kParts>
 __device__ __forceinline__ void mma_decode_584(unsigned from, unsigned to, int row, int part) {
   using Layout = MmaConfig::Layout;
@@ -134,7 +134,7 @@ __device__ __forceinline__ void mma_decode_584(unsigned from, unsigned to, int r
   }
 }
 
-// The channels that are no codes.
+// Copies the channels that are not codes (rope).
 template <int kParts>
 __device__ __forceinline__ void mma_copy_rope(unsigned from, unsigned to, int row, int part) {
   using Layout = MmaConfig::Layout;
@@ -146,8 +146,8 @@ __device__ __forceinline__ void mma_copy_rope(unsigned from, unsigned to, int ro
   }
 }
 
-// Part `part` of kParts of a row of tile i, by its own thread. from: the row's codes; to: a tile of bf16. New tokens'
-// rows, of which there are few, are loaded here.
+// Dequantizes part `part` of kParts of a row of tile i, one thread for each part. from: the row's codes; to: a tile of
+// bf16. Rows of new tokens, of which there are few, are loaded here.
 template <int kParts>
 __device__ __forceinline__ void mma_decode(const WorkTileParams& p, const MmaStorage& shared, int i, unsigned from,
                                            unsigned to, int row, int part) {
@@ -171,7 +171,7 @@ __device__ __forceinline__ void mma_decode(const WorkTileParams& p, const MmaSto
     if (decoder.has_large_scale()) {
       decoder.template run<true, 1>();
     } else {
-      decoder.template run<false, MmaConfig::kHasCopiers ? 4 : 1>();  // the others' registers are scarce
+      decoder.template run<false, MmaConfig::kHasCopiers ? 4 : 1>();  // consumer warps have few registers left
     }
   } else {
     mma_decode_584<kParts>(from, to, row, part);

@@ -8,8 +8,8 @@
 
 namespace attune::mla {
 
-// A thread of each row stores the row stats of a split, or finishes the row. Afterwards shared.out_factor has O's
-// factors for the output.
+// One thread for each row stores the row stats of a split, or finishes the row. Afterwards shared.out_factor has the
+// factors from O to the output.
 __device__ __forceinline__ void mma_finish_rows(const WorkTileParams& p, MmaStorage& shared, const MmaMainloop& a) {
   if (a.has_row()) {
     float sum = a.row_sum;
@@ -65,7 +65,7 @@ __device__ __forceinline__ void mma_store_out(const WorkTileParams& p, const Mma
   }
 }
 
-// The place of the exponent of a row's scale for the 64 channels from `channel` on, in the stats of an fp16 partial
+// The address of the exponent of a row's scale for the 64 channels from `channel` on, in the stats of an fp16 partial
 // output.
 __device__ __forceinline__ char* mma_exponent_at(const WorkTileParams& p, int unit, int row, int channel) {
   const int scale = channel / kChannelsOfScale;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One key tile: S = Q K^T, the online softmax, O += P V. A warp has S of its group's rows over a slice of the channels,
-// softmax of eight rows, and O of the group's rows and some channels.
+// The steps of one key tile: S = Q K^T, the online softmax, O += P V. A warp has S of its group's rows over a slice of
+// the channels, the softmax of eight rows, and O of the group's rows and some channels.
 #pragma once
 
 #include "mla/mma/config.cuh"
@@ -12,21 +12,21 @@
 
 namespace attune::mla {
 
-// In products a thread has rows g and g + 8 of a row tile, g = lane / 4, and keys or channels 2 t and 2 t + 1 of eight,
-// t = lane % 4; in the softmax row g of the warp's eight, and the same keys.
+// In the GEMMs a thread has rows g and g + 8 of a row tile, g = lane / 4, and keys or channels 2 t and 2 t + 1 of
+// eight, t = lane % 4. In the softmax it has row g of the warp's eight, and the same keys.
 class MmaMainloop {
  public:
   static constexpr int kM = MmaConfig::kRowTiles, kChannelTiles = MmaConfig::kChannelsOfWarp / 8;
   float o[kM][kChannelTiles][4];  // relative to row_max_ref
-  // Of the softmax's row. row_max in units of S; row_sum of the thread's keys, relative to row_max_ref.
+  // For the row of the softmax: row_max is in units of S; row_sum is of the thread's keys, relative to row_max_ref.
   float row_max, row_max_ref, row_sum;
 
-  // warp: its number, which the compiler knows to be the same for all lanes.
+  // warp: the warp's number, which the compiler knows to be uniform.
   __device__ __forceinline__ MmaMainloop(const WorkTileParams& p, MmaStorage& shared, int warp)
       : p_(p), shared_(shared), warp_(warp) {
     shuffle_lane();
   }
-  // Before the epilogue.
+  // Makes the lane opaque before the epilogue.
   __device__ __forceinline__ void shuffle_lane() { lane_ = static_cast<int>(mma_thread() % 32); }
 
   __device__ __forceinline__ void start() {
@@ -55,14 +55,14 @@ class MmaMainloop {
   }
 
   __device__ __forceinline__ int lane() const { return lane_; }
-  // Warps of the group; whether the thread has a row in the softmax, and which; rows and channels of O.
+  // The group; whether the thread has a row in the softmax, and which; the rows and the first channel of O.
   __device__ __forceinline__ int group() const { return warp_ / MmaConfig::kGroupWarps; }
   __device__ __forceinline__ bool has_row() const { return warp_of_group() < 2 * kM; }
   __device__ __forceinline__ int row() const { return first_row() + 8 * warp_of_group() + lane_ / 4; }
   __device__ __forceinline__ int row_of_out(int m, int h) const { return first_row() + 16 * m + 8 * h + lane_ / 4; }
   __device__ __forceinline__ int first_channel() const { return warp_of_group() * MmaConfig::kChannelsOfWarp; }
 
-  // Sums of S over the warp's slice, for the warps that have its rows.
+  // Partial sums of S over the warp's slice, for the warps that have the rows in the softmax.
   __device__ __forceinline__ void qk_gemm(unsigned tile) {
     constexpr int kPairs = MmaConfig::kKeyTiles / 2;
     using Layout = MmaConfig::Layout;
@@ -130,7 +130,8 @@ class MmaMainloop {
     }
   }
 
-  // P of the warp's rows, and their rescale factors, for the group. Whether one is not 1. start: the tile's first key.
+  // P of the warp's rows, and their rescale factors, for the group. Returns whether a factor is not 1. start: the
+  // tile's first key.
   __device__ __forceinline__ bool softmax(int i, int start) {
     if (!has_row()) return false;
     constexpr int kKeyTiles = MmaConfig::kKeys / 8;
@@ -196,7 +197,7 @@ class MmaMainloop {
     }
   }
 
-  // between(step): what else the warp does, in kSteps steps.
+  // between(step): other work of the warp, called in kSteps steps.
   static constexpr int kSteps = MmaConfig::kKeys / 16 * kChannelTiles / 2;
   template <class Between>
   __device__ __forceinline__ void pv_gemm(unsigned tile, Between between) {
@@ -226,7 +227,7 @@ class MmaMainloop {
   }
 
  private:
-  // The warp's fragments, and the group's part of what stays in shared memory.
+  // Loads the warp's fragments, and the group's queries that stay in shared memory.
   __device__ __forceinline__ void load_queries() {
     const WorkTile& t = shared_.work;
     if constexpr (MmaConfig::kShared > 0) {
@@ -275,7 +276,7 @@ class MmaMainloop {
   MmaStorage& shared_;
   const int warp_;
   int lane_;
-  int first_, end_;  // keys that the row sees; not of lists
+  int first_, end_;  // the keys that the row sees; unused with lists
   unsigned q_[kM][MmaConfig::kHeld][4];
 };
 

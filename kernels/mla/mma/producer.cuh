@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Key tiles in shared memory, by cp.async: warps beside those of the products copy rows, or these do, eight
-// neighbouring lanes a row. Each lane looks up one row of the warp's, of this tile or one of the next. Rows that are
-// not there become zeros. Packed rows wait as codes.
+// The producer of mla/mma.cu: copies key tiles to shared memory by cp.async. Producer warps copy them, or the consumer
+// warps do; eight neighbouring lanes copy a row. Each lane looks up one of the warp's rows, of this tile or of one of
+// the next. Missing rows become zeros. Packed rows are copied as codes and dequantized later.
 #pragma once
 
 #include "mla/mma/decode.cuh"
@@ -13,12 +13,12 @@ class MmaProducer {
  public:
   __device__ __forceinline__ MmaProducer(const WorkTileParams& p, MmaStorage& shared)
       : p_(p), shared_(shared), begin_(mma_uniform(shared.work.tile_begin)), end_(mma_uniform(shared.work.tile_end)) {}
-  // The tiles of the work tile.
+  // The key tiles of the work tile.
   __device__ __forceinline__ int begin() const { return begin_; }
   __device__ __forceinline__ int end() const { return end_; }
 
-  // The warps of the products take turns with this: the first tiles of a work tile, and, beside the products of tile i,
-  // what makes the next one, or a later one, ready.
+  // For consumer warps without producer warps: start() copies the first tiles of a work tile; go_on(i), called beside
+  // the GEMMs of tile i, prepares the next tile or a later one.
   __device__ __forceinline__ void start() {
     find(begin_);
 #pragma unroll 1
@@ -32,8 +32,8 @@ class MmaProducer {
       issue(i + kAhead);
     }
   }
-  // go_on(i) beside multiply(between), which calls between(step) in kSteps steps: a chunk of codes is loaded in one
-  // step and converted in a later one.
+  // Runs go_on(i) inside multiply(between), which calls between(step) in kSteps steps: a chunk of codes is loaded in
+  // one step and converted in a later one.
   template <int kSteps, class Multiply>
   __device__ __forceinline__ void go_on_beside(int i, Multiply multiply) {
     if (i + 1 >= end_) return multiply([](int) {});
@@ -59,11 +59,11 @@ class MmaProducer {
     }
     finish(i + 1);
   }
-  // Tile i is there, but for the other warps' part.
+  // Waits until this warp's rows of the next tile have arrived. Rows of other warps need a barrier.
   __device__ __forceinline__ static void wait() {
     if constexpr (!ProblemConfig::kDequant) ptx::wait_copies<kAhead - 1>();
   }
-  // All tiles of a work tile, for other warps.
+  // The loop of a producer warp: all tiles of a work tile.
   __device__ __forceinline__ void run() {
     find(begin_);
 #pragma unroll 1
@@ -83,15 +83,16 @@ class MmaProducer {
       }
       last = tile, tile = mma_next(tile, MmaConfig::kTiles);
     }
-    ptx::wait_copies<0>();  // groups without copies
+    ptx::wait_copies<0>();  // the groups that are left are empty
   }
 
  private:
   static constexpr int kAhead = ProblemConfig::kDequant ? MmaConfig::kStages : MmaConfig::kStages - 1;
   static constexpr int kRowsOfWarp = 32 * MmaConfig::kKeys / MmaConfig::kCopyThreads;
   static_assert(kRowsOfWarp % 4 == 0 && kRowsOfWarp <= 32, "a copy is of four rows");
-  static constexpr int kParts = 32 / kRowsOfWarp;  // of a row, a lane each
-  // Tiles whose rows a warp looks up at a time, and whether it keeps their addresses, or what its table says of them.
+  static constexpr int kParts = 32 / kRowsOfWarp;  // parts of a row; one lane for each
+  // The number of tiles whose rows a warp looks up at a time; whether lanes keep addresses, or the entries of the
+  // table.
   static constexpr int kLookUp = 32 / kRowsOfWarp;
   static constexpr bool kKeepsAddresses = MmaConfig::kHasCopiers;
   // The first of a warp's rows.
@@ -99,26 +100,26 @@ class MmaProducer {
     return static_cast<int>((thread - (MmaConfig::kThreads - MmaConfig::kCopyThreads)) / 32 * kRowsOfWarp);
   }
 
-  // The row that a lane looks up, and that it decodes a part of.
+  // The row that a lane looks up and of which it dequantizes a part.
   __device__ __forceinline__ static int row_of(unsigned thread) {
     return first_row(thread) + static_cast<int>(thread % kRowsOfWarp);
   }
   __device__ __forceinline__ static int part_of(unsigned thread) {
     return static_cast<int>(thread % 32 / kRowsOfWarp);
   }
-  // The row's codes of the tile that is decoded next, and the tile of bf16 that they go to.
+  // The row's codes of the tile that is dequantized next, and the bf16 tile that they are written to.
   __device__ __forceinline__ unsigned codes_of(unsigned thread) const {
     return ptx::shared_address(shared_.codes[stage_ * MmaConfig::kKeys + row_of(thread)]);
   }
   __device__ __forceinline__ unsigned tile_at(int i) const {
     return ptx::shared_address(shared_.tiles[static_cast<unsigned>(i - begin_) % MmaConfig::kTiles]);
   }
-  // The tile, of those from tile i on, whose row a lane looks up.
+  // The tile, i or a later one, whose row this lane looks up.
   __device__ __forceinline__ static int tile_of(unsigned thread, int i) {
     return i + static_cast<int>(thread % 32 / kRowsOfWarp);
   }
 
-  // Asks where the lane's row lies, for the issue() of tile i.
+  // Issues the look-up of the lane's row, for issue(i).
   __device__ __forceinline__ void find(int i) {
     const unsigned thread = mma_thread();
     i = tile_of(thread, i);
@@ -127,7 +128,7 @@ class MmaProducer {
     const Tile tile = mma_tile_at(shared_.work, i);
     index_ = KvSource(p_, shared_.work, shared_.kv_head, tile).load_index(tile.start + row_of(thread));
   }
-  // The lane's row for the issue() of tile i; asks for those behind the ones that have been looked up.
+  // Finds the lane's row for issue(i), and issues the look-up of rows after those that have been looked up.
   __device__ __forceinline__ void locate(int i, int slot) {
     if (kKeepsAddresses && slot != 0) return;
     const unsigned thread = mma_thread();
@@ -139,7 +140,7 @@ class MmaProducer {
     if (ProblemConfig::kProducer == kernels::kMlaDequant584) scales_ = source.scales_of(key, index);
     if (kKeepsAddresses || slot == kLookUp - 1) find(kKeepsAddresses ? i + kLookUp : i + 1);
   }
-  // Begins the copies of a tile, as a group that is empty behind the last one.
+  // Issues the copies of a tile as one group, which is empty after the last tile.
   __device__ __forceinline__ void issue(int i) {
     if (i < end_) {
       const int slot = (i - begin_) % kLookUp;
@@ -162,7 +163,7 @@ class MmaProducer {
     ptx::commit_copies();
     stage_ = mma_next(stage_, MmaConfig::kStages);
   }
-  // From the warp's codes of a tile to bf16; then the copies of the tile that takes their place.
+  // Dequantizes the warp's codes of a tile; then issues the copies of the tile that overwrites them.
   __device__ __forceinline__ void decode(int i) {
     ptx::wait_copies<kAhead - 1>();
     __syncwarp();
@@ -174,11 +175,11 @@ class MmaProducer {
     __syncwarp();  // all lanes have read the codes
     issue(i + kAhead);
   }
-  // The warp's rows of a tile, where lanes looked them up for this slot. No row is longer than one of q, in whose place
-  // nothing is read.
+  // Copies the warp's rows of a tile that lanes have looked up for this slot. A missing row has the address of q, of
+  // which nothing is read; no row is longer than one of q.
   template <int kChunks, class Layout>
   __device__ __forceinline__ void copy_rows(unsigned to, int slot, unsigned thread) const {
-    constexpr int kLanes = 8;  // of a row
+    constexpr int kLanes = 8;  // lanes that copy a row
     const auto address = reinterpret_cast<unsigned long long>(from_);
 #pragma unroll
     for (int r = 0; r < kRowsOfWarp; r += 32 / kLanes) {
@@ -205,9 +206,9 @@ class MmaProducer {
   const WorkTileParams& p_;
   MmaStorage& shared_;
   const int begin_, end_;
-  int index_ = -1, stage_ = 0;             // of the row after; where the next one goes
+  int index_ = -1, stage_ = 0;             // the look-up of the row after; the stage that is filled next
   const char* from_ = nullptr;             // the row that the lane has looked up
-  int scales_ = 0;                         // where its scales are, if they are not in it
+  int scales_ = 0;                         // the offset of its scales if they are not in the row
 };
 
 }  // namespace attune::mla

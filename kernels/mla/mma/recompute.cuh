@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recomputes rows whose O is not finite, as mla/m64/recompute.cuh: P is 0 for a key that one row of an M block sees and
-// another does not, and 0 times its NaN or infinite value is NaN. Not for lists, whose rows all see the same keys.
+// Recomputes rows whose O is not finite, as mla/m64/recompute.cuh does: P is 0 for a key that one row of an M block
+// sees and another does not, and 0 times its NaN or infinite value is NaN. Not for index lists, because all rows of an
+// M block see the same entries.
 #pragma once
 
 #include "mla/mma/epilogue.cuh"
@@ -9,7 +10,8 @@
 
 namespace attune::mla {
 
-// Says which rows are to be recomputed. Whether any is; the same for all of these threads. Before O is stored.
+// Flags the rows that must be recomputed. Returns whether there is any, the same in all consumer threads. Called before
+// O is stored.
 __device__ __forceinline__ bool mma_find_nonfinite(const WorkTileParams& p, MmaStorage& shared, const MmaMainloop& a) {
   if (ProblemConfig::kSparse) return false;
   if (threadIdx.x < 2) shared.nonfinite[threadIdx.x] = 0;
@@ -19,7 +21,7 @@ __device__ __forceinline__ bool mma_find_nonfinite(const WorkTileParams& p, MmaS
   for (int m = 0; m < MmaMainloop::kM; ++m) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float probe = 0;  // NaN as soon as one is not finite
+      float probe = 0;  // NaN if one is not finite
 #pragma unroll
       for (int c = 0; c < MmaMainloop::kChannelTiles; ++c)
         probe = fmaf(a.o[m][c][2 * h], 0.0f, fmaf(a.o[m][c][2 * h + 1], 0.0f, probe));
@@ -32,7 +34,7 @@ __device__ __forceinline__ bool mma_find_nonfinite(const WorkTileParams& p, MmaS
   return ptx::named_barrier_any(MmaBarriers::kConsumers, MmaConfig::kConsumerThreads, any);
 }
 
-// One row, key by key, from what it sees. Each warp has its channels, two of them a lane.
+// Recomputes one row, key by key, from the keys that it sees. A warp has its channels of O, two for each lane.
 __device__ __forceinline__ void mma_recompute_row(const WorkTileParams& p, const MmaStorage& shared, int row) {
   const WorkTile& t = shared.work;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -100,9 +102,9 @@ __device__ __forceinline__ void mma_recompute_row(const WorkTileParams& p, const
                           out_at(p, t, r.token, r.head) + (channel + e) * p.out_dim_stride, o[e] * factor);
 }
 
-// By all threads of the products, after the work tile's rows are stored: stores those that are not finite again.
+// Called by all consumer threads, after the work tile's rows are stored. Overwrites the rows that are not finite.
 __device__ __forceinline__ void mma_recompute(const WorkTileParams& p, const MmaStorage& shared) {
-  MmaBarriers::sync_consumers();  // what is stored again has been stored
+  MmaBarriers::sync_consumers();  // the rows that are overwritten have been stored
 #pragma unroll 1
   for (int row = 0; row < MmaConfig::kRows; ++row) {
     if ((shared.nonfinite[row / 32] >> row % 32 & 1) != 0) mma_recompute_row(p, shared, row);

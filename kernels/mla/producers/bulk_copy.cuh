@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer of the m16 and swap-AB kernels: two warps that copy cached rows to shared memory as they are
-// (cp.async.bulk), from a work tile's last tile to its first. Each warp has half of every tile, a row a lane. Sixteen
-// rows that are contiguous, in the cache as in shared memory, are one copy. Invalid rows, and those that no row sees,
-// are copied from zeros. The warps run ahead of the consumer warps as far as stages allow, into the next work tile too.
+// The producer of the m16 and swap-AB kernels: two warps copy cached rows to shared memory unchanged (cp.async.bulk),
+// from a work tile's last tile to its first. Each warp has half of every tile, one row for each lane. Sixteen rows that
+// are contiguous in the cache are one copy. Rows that are invalid, or that no row of queries sees, are copied from
+// zeros. The warps run ahead of the consumer warps as far as the stages allow, into the next work tile too.
 #pragma once
 
 #include "mla/m16/config.cuh"
@@ -15,7 +15,7 @@ namespace attune::mla {
 
 static __device__ const uint4 kZeroRow[M16Config::kRowBytes / 16] = {};
 
-// Sizes, Layout: of the kernel, as M16Config and M16Smem.
+// Sizes, Layout: of the kernel, like M16Config and M16Smem.
 template <class Sizes, class Layout>
 class BulkCopyProducer {
  public:
@@ -24,7 +24,7 @@ class BulkCopyProducer {
   __device__ __forceinline__ BulkCopyProducer(const WorkTileParams& p, const Layout& smem)
       : p_(p), smem_(smem), scheduler_(p, smem) {}
 
-  // Waits for the kernels before this one.
+  // Waits for the previous kernels first.
   __device__ __forceinline__ void run(const typename Scheduler::First& first_work) {
     if (warp() >= Sizes::kProducerWarps) return;
     if (warp() == 0) scheduler_.first(first_work);
@@ -60,7 +60,7 @@ class BulkCopyProducer {
     if (i >= work.tile_begin) index = rows.load_index(i, key());
     bool first = true;
 #pragma unroll 1
-    do {  // once, even if there is no tile
+    do {  // runs once even if there is no tile
       if (i >= work.tile_begin) {
         const char* const row = rows.locate(i, key(), index).row;
         if (i > work.tile_begin) index = rows.load_index(i - 1, key());
@@ -71,15 +71,16 @@ class BulkCopyProducer {
     } while (--i >= work.tile_begin);
   }
 
-  // low, high: halves of the first row's address.
+  // low, high: the halves of the first row's address.
   template <int kCount>
   __device__ __forceinline__ static void copy_rows(unsigned to, unsigned low, unsigned high, unsigned full) {
     const unsigned long long from = static_cast<unsigned long long>(high) << 32 | low;
     ptx::copy_bytes(to, reinterpret_cast<const char*>(from), kCount * Sizes::kRowBytes, full);
   }
 
-  // row: the lane's row of the next tile, or null. One lane issues all copies (elect.sync), and reads the rows'
-  // addresses from shared memory: for copies that each lane issues the compiler adds a loop of 80 clocks a copy.
+  // row: the lane's row of the next tile, or null. One lane issues all copies (elect.sync) and reads the rows'
+  // addresses from shared memory, because for copies that each lane issues the compiler adds a loop of 80 clocks a
+  // copy.
   __device__ __forceinline__ void copy(const char* row) {
     const unsigned invalid = __ballot_sync(0xffffffffu, row == nullptr);
     unsigned runs = 0;  // a bit for each lane whose row is in a run

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the cached rows of a work tile lie. As KvSource (mla/producers/kv_source.cuh) with less arithmetic: address
-// computation would otherwise take a third of the time of the dequantization. It keeps nothing from tile to tile, as
-// registers are scarce.
+// Finds the cached rows of a work tile. It does what KvSource does (mla/producers/kv_source.cuh) with less arithmetic:
+// otherwise address computation would take a third of the time of the dequantization. It keeps nothing from tile to
+// tile, because registers are scarce.
 #pragma once
 
 #include "mla/config.cuh"
@@ -13,7 +13,8 @@ class CachedSource {
   __device__ __forceinline__ CachedSource(const WorkTileParams& p, const WorkTile& work, int head_tile)
       : p_(p), t_(work), kv_head_(head_tile * p.heads_of_tile / p.group) {}
 
-  // Loads the list's or page table's entry of row `row` of tile i, so that it can be prefetched. -1: it is not read.
+  // Loads the entry of the list or page table for row `row` of tile i, so that it can be prefetched. -1: the row is not
+  // read.
   __device__ __forceinline__ int load_index(int i, int row) const {
     if constexpr (Config::kSparse) {
       const bool extra = is_extra(i);
@@ -28,7 +29,7 @@ class CachedSource {
     return p_.page_table.data[b * p_.page_table.row_stride + page_of(p_.pools[0], key) * p_.page_table.column_stride];
   }
 
-  // Its address, null if there is none; and the offset of its scales (MLA-584). index: from load_index().
+  // The row's address, null if there is none; and the offset of its scales (MLA-584). index: from load_index().
   __device__ __forceinline__ RowAddress locate(int i, int row, int index) const {
     if constexpr (Config::kSparse) {
       if (is_extra(i)) return of_slot(p_.pools[1], index);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What both dequant producers share (mla/producers/dequant_shared.cuh, mla/producers/dequant_registers.cuh): locating
-// rows, masking invalid ones, and loading rows outside of a cache.
+// What both dequant producers share (mla/producers/dequant_shared.cuh, mla/producers/dequant_registers.cuh): they
+// locate rows, mask invalid ones, and load rows outside of a cache.
 //
-// A warp has eight rows of every tile, from first byte to last; four lanes dequantize a row. In a cluster each block
-// has half of the rows. Rows of four tiles are located at a time, one by each of these lanes.
+// A warp has eight rows of every tile; four lanes dequantize a row. In a cluster each block has half of the rows. Rows
+// of four tiles are located at a time, one tile by each of the four lanes.
 #pragma once
 
 #include "mla/producers/cached_source.cuh"
@@ -13,20 +13,20 @@
 
 namespace attune::mla {
 
-// In place of invalid rows: fp8 and scales of zero.
+// Read instead of invalid rows: codes and scales of zero.
 static __device__ const uint4 kNoRow[(Packed::kRowBytes + 15) / 16] = {};
 
 class DequantProducer {
  protected:
   static constexpr bool k656 = Config::kProducer != kernels::kMlaDequant584;
-  static constexpr int kRowsOfBlock = Config::kBlockN / Config::kCluster;  // that it dequantizes
+  static constexpr int kRowsOfBlock = Config::kBlockN / Config::kCluster;  // rows of a tile that this block dequantizes
   static constexpr int kLanes = 4, kRowsOfWarp = 32 / kLanes;              // lanes that dequantize a row
   static constexpr int kTilesLocated = kLanes;                             // tiles that are located together
   static_assert(!Config::kDequant || Config::kProducerThreads / 32 * kRowsOfWarp == kRowsOfBlock,
                 "a lane has one row of a tile");
 
-  // Slices 1 to 4 have 128 fp8 channels each; of 584 the last has 64 and the rope channels, which are a slice of their
-  // own in 656.
+  // Slices 1 to 4 have 128 fp8 channels each. In 584 the last slice has 64, and the rope channels; in 656 the rope
+  // channels are a separate slice.
   static constexpr int kRopeChunk = Packed::kNope / 64, kRopeSlice = k656 ? 0 : 4;
   static constexpr int kFirstSlice = k656 ? 0 : 1;
   __device__ __forceinline__ static constexpr unsigned chunks_of(int slice) { return slice < 4 || k656 ? 2 : 1; }
@@ -34,26 +34,26 @@ class DequantProducer {
   __device__ __forceinline__ DequantProducer(const WorkTileParams& p, const Smem& smem)
       : p_(p), smem_(smem), thread_(Config::kRegisterStaged ? shuffled_thread() : ptx::kept(threadIdx.x)) {}
 
-  // Through a shuffle: else ptxas reads threadIdx wherever it is used, 100 clocks each.
+  // By a shuffle, because otherwise ptxas reads threadIdx at each use, 100 clocks each.
   __device__ __forceinline__ static unsigned shuffled_thread() {
     return __shfl_sync(0xffffffffu, threadIdx.x, static_cast<int>(threadIdx.x % 32));
   }
 
-  // Recomputed wherever it is used, as registers are scarce.
+  // Recomputed at each use: registers are scarce.
   __device__ __forceinline__ unsigned lane() const { return ptx::kept(thread_) % 32; }
   __device__ __forceinline__ unsigned first_row() const {
     return (Config::kCluster > 1 ? ptx::cluster_rank() * kRowsOfBlock : 0) + ptx::kept(thread_) / 32 * kRowsOfWarp;
   }
-  // The row that the lane dequantizes with its three neighbours. It locates that row of one of four tiles.
+  // The row that the lane dequantizes with its three neighbours. The lane locates that row in one of four tiles.
   __device__ __forceinline__ unsigned dequant_row() const { return first_row() + lane() / kLanes; }
   __device__ __forceinline__ int located_tile() const { return static_cast<int>(lane() % kLanes); }
-  // Where the lane writes in a chunk: the first of two neighbouring units of 16 bytes.
+  // The address in a chunk that the lane writes to: the first of two neighbouring units of 16 bytes.
   __device__ __forceinline__ unsigned units() const {
     return dequant_row() * 128 + ((lane() % kLanes * 2) ^ (dequant_row() & 7)) * 16;
   }
 
   // Loads tiles outside of a cache, which come last in a sequence. Returns the tile before them. after_first: called
-  // when the first one is there.
+  // when the first of them has arrived.
   template <class AfterFirst>
   __device__ __forceinline__ int load_uncached(const WorkTile& work, int head_tile, AfterFirst&& after_first) {
     int i = work.tile_end - 1;
@@ -66,15 +66,15 @@ class DequantProducer {
     }
     return i;
   }
-  // Locates the rows of tile i, the work tile's first cached one, and those of the tiles before it.
+  // Locates the rows of tile i, the work tile's first cached tile, and of the tiles before it.
   __device__ __forceinline__ void locate_first(const CachedSource& rows, const WorkTile& work, int i) {
     load_index(rows, i, work.tile_begin);
     if (!Config::kSparse && thread_ < 32) find_unmasked(work);
     position_ = kTilesLocated - 1;
     advance(rows, i, work.tile_begin);
   }
-  // Moves to tile i, if there is one: locates its rows, with those of the tiles before it, unless that has been done,
-  // and prefetches them to the L2.
+  // Moves to tile i, if there is one: locates its rows and those of the tiles before it, unless they have been located,
+  // and prefetches them to L2.
   __device__ __forceinline__ void advance(const CachedSource& rows, int i, int tile_begin) {
     position_ = (position_ + 1) % kTilesLocated;
     if (position_ == 0) {
@@ -92,7 +92,7 @@ class DequantProducer {
       if (byte + located_tile() * 128 < Packed::kRowBytes) ptx::prefetch_line(row + byte);
     }
   }
-  // Of the next tile: the lane's row, and its scales: one, for 584 two.
+  // For the next tile: the lane's row; its scales (one, in 584 two).
   __device__ __forceinline__ const char* own_row() const { return row_of(located_.row, position_, kLanes); }
   __device__ __forceinline__ unsigned load_scales(const char* row) const {
     if constexpr (k656) {
@@ -102,15 +102,15 @@ class DequantProducer {
       return ptx::load_early(reinterpret_cast<const unsigned short*>(scales) + lane() % kLanes);
     }
   }
-  // Of the next tile: row i of the warp.
+  // For the next tile: row i of the warp.
   __device__ __forceinline__ const char* located_row(unsigned i) const {
     return row_of(located_.row, kLanes * i + position_, 32);
   }
-  // The next tile's invalid rows: bit 4 i is row i; the other bits have no meaning.
+  // The next tile's invalid rows: bit 4 i is row i; other bits have no meaning.
   __device__ __forceinline__ unsigned invalid_rows() const { return invalid_ >> position_; }
 
-  // Finds the work tile's tiles of which all rows see all keys. Once a work tile: the first warp would be the last to
-  // dequantize if it asked at every tile.
+  // Finds the work tile's tiles of which all rows see all keys. Runs once a work tile, because the first warp would be
+  // the last to dequantize if it tested every tile.
   __device__ __forceinline__ void find_unmasked(const WorkTile& t) {
     const KeyRange keys = cached_keys_of_all_rows(p_, t);
     if (thread_ != 0) return;
@@ -118,7 +118,7 @@ class DequantProducer {
     ptx::store_shared_u32(unmasked(), (keys.begin + Config::kBlockN - 1) / Config::kBlockN - before);
     ptx::store_shared_u32(unmasked() + 4, keys.end / Config::kBlockN - before);
   }
-  // [begin, end) of them, in shared memory: only the first thread needs them, and it has no registers to spare.
+  // [begin, end) of these tiles, in shared memory: only the first thread needs them, and it has no registers to spare.
   __device__ __forceinline__ unsigned unmasked() const { return smem_.unmasked_tiles(); }
   // As store_tile_start().
   __device__ __forceinline__ void store_needs_row_mask(const WorkTile& work, int i, int stage) const {
@@ -132,7 +132,7 @@ class DequantProducer {
     }
     ptx::store_shared_u32(at + 4, needs_mask ? 1 : 0);
   }
-  // Masks the warp's invalid rows. to_other: also in the other block, counted at its first "full" barrier.
+  // Masks the warp's invalid rows. to_other: also in the other block, counted at its first full barrier.
   __device__ __forceinline__ void store_row_mask(int stage, unsigned invalid, unsigned to_other) const {
     if (lane() != 0) return;
     invalid &= 0x11111111;
@@ -146,7 +146,7 @@ class DequantProducer {
       ptx::store_async(at + to_other, x, smem_.k_full(stage, barrier_of(kFirstSlice)) + to_other);
   }
 
-  // Writes a lane's fp8 channels of a chunk as bf16, to two neighbouring units. line: the first one's address.
+  // Writes a lane's fp8 channels of a chunk as bf16, to two neighbouring units. line: the address of the first unit.
   __device__ __forceinline__ static void write_chunk(unsigned line, const unsigned (&fp8)[4], float factor) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -160,7 +160,7 @@ class DequantProducer {
       ptx::store_shared_four(line ^ (16 * half), out);
     }
   }
-  // scale: of a slice; for 584 those of its two chunks.
+  // scale: of a slice; in 584 the scales of its two chunks.
   __device__ __forceinline__ static float factor_of_chunk(unsigned scale, unsigned chunk) {
     return k656 ? __uint_as_float(scale) : common::e8m0_to_float(scale >> (8 * chunk) & 0xff);
   }
@@ -168,10 +168,10 @@ class DequantProducer {
   const WorkTileParams& p_;
   const Smem& smem_;
   const unsigned thread_;
-  unsigned num_started_ = 0;  // tiles, of all work tiles
+  unsigned num_started_ = 0;  // tiles so far, over all work tiles
 
  private:
-  // What lane `lane` of each `width` has located.
+  // What lane `lane` of each `width` lanes has located.
   __device__ __forceinline__ static const char* row_of(const char* located, unsigned lane, int width) {
     return reinterpret_cast<const char*>(
         __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(located), lane, width));
@@ -181,7 +181,7 @@ class DequantProducer {
     return ptx::pack_bf16(ptx::f16_to_float(static_cast<unsigned short>(halves)) * factor,
                           ptx::f16_to_float(static_cast<unsigned short>(halves >> 16)) * factor);
   }
-  // Loads the indices of the rows of tile i and of those before it that are located with it.
+  // Loads the indices of the rows of tile i, and of the tiles before it that are located with it.
   __device__ __forceinline__ void load_index(const CachedSource& rows, int i, int tile_begin) {
     i -= located_tile();
     if (i >= tile_begin) index_ = rows.load_index(i, static_cast<int>(dequant_row()));
@@ -205,8 +205,8 @@ class DequantProducer {
   }
 
   int index_ = -1;        // of the row that is located next
-  unsigned position_;     // of the next tile, among those located together
-  RowAddress located_;    // the lane's row of these
+  unsigned position_;     // of the next tile, among the tiles that are located together
+  RowAddress located_;    // the lane's row in one of these tiles
   unsigned invalid_ = 0;  // a bit for each lane whose row is invalid
 };
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The dequant producer of clusters: fp8 times scales, rounded to bf16 once. fp8 of the next tile wait in the lane's
-// registers until its stage is empty, so that no copy lies between an empty stage and the dequantization. Each block
+// The dequant producer of clusters: fp8 times scales, rounded to bf16 once. The fp8 of the next tile wait in the lane's
+// registers until its stage is empty, so that no copy comes between an empty stage and the dequantization. Each block
 // dequantizes half of the rows, and the copy engine sends them to the other block (DSMEM), one half of V at a time.
-// Rows outside of a cache come as in mla/producers/gather.cuh.
+// Rows outside of a cache are loaded as in mla/producers/gather.cuh.
 //
-// The time is in these warps' own instructions: hence few fences, and no repeated reads of threadIdx.
+// The time is in these warps' instructions, hence the few fences and no repeated reads of threadIdx.
 #pragma once
 
 #include "mla/producers/dequant.cuh"
@@ -40,11 +40,11 @@ class RegisterDequantProducer : DequantProducer {
     }
   }
 
-  // 1: tile i is one of warpgroup 1.
+  // Returns 1 if tile i is one of warpgroup 1.
   __device__ __forceinline__ static unsigned second_of(const WorkTile& work, int i) {
     return work.tile_end - 1 - i & 1;
   }
-  // Of slices 1 to 4, counted from 0: the one that is dequantized as the i-th (slice_in_order()).
+  // The i-th slice of slices 1 to 4, counted from 0, that is dequantized (slice_in_order()).
   __device__ __forceinline__ static unsigned slice_in_turn(unsigned i, unsigned second) { return i ^ 2 * second; }
 
   // Loads what the lane dequantizes of the next tile: 16 fp8 channels of each chunk.
@@ -60,7 +60,7 @@ class RegisterDequantProducer : DequantProducer {
       for (int j = 0; j < 2; ++j) ptx::load_early_four(from + 64 * j, staged_[i][j]);
     }
   }
-  // Dequantizes tile i, whose fp8 is in registers.
+  // Dequantizes tile i, whose fp8 are in registers.
   __device__ __forceinline__ void dequant(const CachedSource& rows, const WorkTile& work, int i) {
     const PipelineState pipe = pipeline_state(num_started_++);
     const unsigned second = second_of(work, i), invalid = invalid_rows();
@@ -92,7 +92,7 @@ class RegisterDequantProducer : DequantProducer {
     for (int j = 0; j < 2; ++j) ptx::store_shared_four((line ^ (16 * j)) + kRopeChunk * Config::kChunkBytes, rope_[j]);
   }
 
-  // Publishes half 0 or 1 of V. first: with the channels that only K has.
+  // Publishes half 0 or 1 of V. first: together with the channels that only K has.
   __device__ __forceinline__ void publish(int stage, unsigned half, bool first) const {
     constexpr unsigned kMaskBytes = 4 * (kRowsOfBlock / 8);
     ptx::fence_async_proxy();
@@ -101,7 +101,8 @@ class RegisterDequantProducer : DequantProducer {
     if (k656 && first) publish_chunks<1>(stage, kKOnly, kRopeChunk, kMaskBytes);
     publish_chunks<4>(stage, 2 + 2 * static_cast<int>(half), 4 * half, !k656 && half == 0 ? kMaskBytes : 0);
   }
-  // The warp's rows of a chunk are contiguous. mask_bytes: what the other block's mask adds at the barrier.
+  // Sends the warp's rows of chunks, which are contiguous. mask_bytes: what the mask for the other block adds at the
+  // barrier.
   template <unsigned kCount>
   __device__ __forceinline__ void publish_chunks(int stage, int barrier, unsigned chunk, unsigned mask_bytes) const {
     const unsigned full = smem_.k_full(stage, barrier), own = smem_.k(stage) + first_row() * 128;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The dequant producer of blocks without a cluster. cp.async copies packed rows to shared memory as they are; the warps
-// dequantize them there: fp8 times scales, rounded to bf16 once. Rows outside of a cache come as in
+// The dequant producer of blocks without a cluster. cp.async copies packed rows to shared memory unchanged; the warps
+// dequantize them there: fp8 times scales, rounded to bf16 once. Rows outside of a cache are loaded as in
 // mla/producers/gather.cuh.
 //
-// There is no room beside the stages, so fp8 rows land in their own tile's stage, in the half of V that is empty first:
-// 128 channels of a row in each of its four chunks, in the place of that row. The order of dequantization overwrites
-// nothing that is still needed.
+// There is no room besides the stages, so fp8 rows are copied into the stage of their tile, into the half of V that is
+// empty first: 128 channels of a row in each of its four chunks, where that row will be. The order of dequantization
+// overwrites nothing that is still needed.
 //
 //   chunks            0    1    2    3    4    5    6    7    8
-//   landed            c1   c2   c3   c4                       rope (656)
+//   copied            c1   c2   c3   c4                       rope (656)
 //   c2 is read; c1    V1   V1   c3   c4
 //   c3, c4            V1   V1   c3   c4   V3   V3   V4   V4
 //   c2                V1   V1   V2   V2   V3   V3   V4   V4
 //
-// Copies of the next tile begin as soon as its stage is empty, which is polled in between.
+// The copies of the next tile are issued as soon as its stage is empty, which is polled in between.
 #pragma once
 
 #include "mla/producers/dequant.cuh"
@@ -36,7 +36,7 @@ class SharedDequantProducer : DequantProducer {
   }
 
  private:
-  // Swizzle of landed fp8 in units of 16 bytes: eight lanes that read four units of two rows hit all banks.
+  // The swizzle of copied fp8 in units of 16 bytes: eight lanes that read four units of two rows hit all banks.
   __device__ __forceinline__ static constexpr unsigned raw_swizzle(unsigned row) { return row % 2 * 4; }
 
   __device__ __forceinline__ void load(WorkTileReader& reader) {
@@ -58,7 +58,7 @@ class SharedDequantProducer : DequantProducer {
     }
   }
 
-  // Whether the regions of the next stage are empty that are written before dequantization.
+  // Whether those regions of the next stage are empty that are written before dequantization.
   __device__ __forceinline__ bool buffer_is_empty() const {
     const PipelineState pipe = pipeline_state(num_started_);
     bool empty = true;
@@ -105,7 +105,7 @@ class SharedDequantProducer : DequantProducer {
   // Dequantizes tile i, whose copies have been issued.
   __device__ __forceinline__ void dequant(const CachedSource& rows, const WorkTile& work, int i) {
     const PipelineState pipe = pipeline_state(num_started_ - 1);
-    bool copies = i > work.tile_begin;  // the next tile is still to be copied
+    bool copies = i > work.tile_begin;  // the next tile's copies are still to be issued
     advance(rows, i - 1, work.tile_begin);
     ptx::wait_copies<0>();
     __syncwarp();
@@ -122,7 +122,7 @@ class SharedDequantProducer : DequantProducer {
     read(pipe.stage, 4, first);
     write(pipe.stage, 4, first, scale_of(4));
     publish(pipe.stage, 4, 4);
-    const unsigned scale = scale_of(2);  // before the next tile's scales come
+    const unsigned scale = scale_of(2);  // before the next tile's scales arrive
     if (copies && buffer_is_empty()) {
       copy(work, i - 1);
       copies = false;
@@ -154,7 +154,7 @@ class SharedDequantProducer : DequantProducer {
       write_chunk(line + (slice_at(slice).chunk + j) * Config::kChunkBytes, fp8.words[j], factor_of_chunk(scale, j));
   }
 
-  // Publishes slices that the warp has dequantized, or copied.
+  // Publishes slices that the warp has dequantized or copied.
   __device__ __forceinline__ void publish(int stage, int first, int last) const {
     __syncwarp();
     if (!ptx::elect()) return;
@@ -163,7 +163,7 @@ class SharedDequantProducer : DequantProducer {
   }
 
   const ptx::TensorMap& q_;
-  const unsigned fp8_;  // where the lane reads fp8 channels of its row, in a chunk
+  const unsigned fp8_;  // where the lane reads the fp8 channels of its row, in a chunk
   const unsigned units_;  // where it writes bf16
   unsigned scales_;       // of the tile that is dequantized next
 };

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gather producer: rows of 16-bit elements, from where a list or a page table says, by cp.async. They are written
-// in the TMA's swizzle. Rows that are invalid, or that no row of the M block sees, are zero-filled.
+// The gather producer: copies rows of 16-bit elements, found by a list or a page table, by cp.async, in the TMA's
+// swizzle. Rows that are invalid, or that no row of the M block sees, are zero-filled.
 //
-// A warp has sixteen rows of every tile. While no stage is empty, its lanes locate those of two tiles, one row a lane,
-// so that the copies start at once when a stage is. Eight neighbouring lanes copy 128 bytes of one row.
+// A warp has sixteen rows of every tile. While no stage is empty, its lanes locate the rows of two tiles, one row for
+// each lane, so that the copies are issued as soon as a stage is empty. Eight neighbouring lanes copy 128 bytes of one
+// row.
 #pragma once
 
 #include "mla/producers/kv_source.cuh"
@@ -11,12 +12,12 @@
 
 namespace attune::mla {
 
-// Tile i of a work tile. Recomputed wherever needed: it is cheap, and registers are scarce.
+// Tile i of a work tile. Recomputed at each use: it is cheap, and registers are scarce.
 __device__ __forceinline__ Tile tile_of(const WorkTile& work, int i) {
   return tile_at(work, KeyTiles(work.num_cached, work.first_key, work.end_key), i);
 }
 
-// Stores what the mask says of tile i as a whole. After the stage is empty, before it is published.
+// Stores what the mask says of tile i as a whole. Called after the stage is empty and before it is published.
 __device__ __forceinline__ void store_tile_start(const WorkTileParams& p, const Smem& smem, int stage,
                                                  const WorkTile& work, int i) {
   if (Config::kSparse || threadIdx.x != 0) return;
@@ -30,7 +31,7 @@ __device__ __forceinline__ void wait_empty(const Smem& smem, const PipelineState
   ptx::wait_phase(smem.k_empty(pipe.stage, half), pipe.phase ^ 1);
 }
 
-// The channels of a region: what only K has, or a half of V; and the slice whose "full" barrier it has.
+// The channels of a region, those that only K has or half of V; and the slice whose full barrier the region has.
 __device__ __forceinline__ constexpr Slice channels_of(int half) {
   return half == kKOnly ? slice_at(0) : Slice{4 * (half - 1), 4};
 }
@@ -46,7 +47,7 @@ class GatherCopies {
 
   __device__ __forceinline__ GatherCopies(const WorkTileParams& p, const Smem& smem) : p_(p), smem_(smem) {}
 
-  // Loads the index of the lane's row, which is of tile i or of one before it.
+  // Loads the index of the lane's row, which is of tile i or of the one before it.
   __device__ __forceinline__ int load_index(const WorkTile& work, int head_tile, int i) const {
     i -= located_tile();
     if (kTilesLocated > 1 && i < work.tile_begin) return -1;
@@ -61,7 +62,7 @@ class GatherCopies {
     located_ = row != nullptr ? row : p_.q;  // not read
     position_ = 0;
   }
-  // Where the lane's vectors of the next located tile come from. Invalid rows are not read; their address is that of q,
+  // Where the lane's vectors of the next located tile come from. Invalid rows are not read; they have the address of q,
   // whose rows are as long.
   struct CopySources {
     const char* from[kRowsOfLane];
@@ -81,7 +82,7 @@ class GatherCopies {
     sources.invalid = invalid_ >> first_row;
     return sources;
   }
-  // Masks the warp's invalid rows. After the stage is empty, before it is published.
+  // Masks the warp's invalid rows. Called after the stage is empty and before it is published.
   __device__ __forceinline__ void store_row_mask(int stage, const WorkTile& work, int i,
                                                  const CopySources& sources) const {
     if (lane() < kRowsOfWarp / 8) {
@@ -103,7 +104,7 @@ class GatherCopies {
         if (j < channels.count) ptx::copy_async<16>(to + j * Config::kChunkBytes, from + 128 * j, sources.valid[i]);
     }
   }
-  // Copies all of the next tile, as its regions become empty.
+  // Copies the whole next tile, each region as soon as it is empty.
   __device__ __forceinline__ void copy_tile(const PipelineState& pipe, const WorkTile& work, int i) {
     const CopySources sources = next();
     wait_empty(smem_, pipe, kKOnly);
@@ -128,7 +129,7 @@ class GatherCopies {
   const Smem& smem_;
   const char* located_ = nullptr;  // the lane's row
   unsigned invalid_ = 0;           // a bit for each of these rows
-  unsigned position_ = 0;          // of the next tile, among those located together
+  unsigned position_ = 0;          // of the next tile, among the tiles that are located together
 };
 
 class GatherProducer {
@@ -146,9 +147,9 @@ class GatherProducer {
  private:
   static_assert(GatherCopies::kTilesLocated == 2 || !Config::kGather, "rows are located for two tiles at a time");
 
-  // Rows are located for a pair of tiles while the pair before is under way, as the producer must wait then for an
-  // empty stage. At that time it also prefetches the indices of the pair after, and fetches the next work tile, one
-  // pair before the last. The second stage of a pair is empty soon after the first.
+  // Rows are located for a pair of tiles while the copies of the previous pair are in flight, when the producer has to
+  // wait for an empty stage anyway. At that time it also prefetches the indices of the pair after and, one pair before
+  // the last, fetches the next work tile. The second stage of a pair is empty soon after the first.
   __device__ __forceinline__ void load(WorkTileReader& reader) {
     const WorkTile& work = reader.work();
     const int head_tile = reader.head_tile();
@@ -159,7 +160,7 @@ class GatherProducer {
     int tile = 0;
 #pragma unroll 1
     for (; i >= work.tile_begin; --i, ++tile) {
-      // With the shuffle the compiler knows that the value, and so the barriers' addresses, are uniform.
+      // The shuffle tells the compiler that the value, and so the barriers' addresses, are uniform.
       const unsigned uniform = __shfl_sync(0xffffffffu, tiles_++ << 1 | (tile & 1), 0);
       const PipelineState pipe = pipeline_state(uniform >> 1);
       const GatherCopies::CopySources sources = copies_.next();
@@ -191,7 +192,7 @@ class GatherProducer {
   __device__ __forceinline__ void copy(int stage, int half, const GatherCopies::CopySources& sources) const {
     if (channels_of(half).count == 0) return;
     copies_.copy(stage, channels_of(half), sources);
-    // cp.async copies arrive when they land; the warp's own stores of the mask arrive now.
+    // cp.async copies arrive when they complete; the warp's stores of the mask arrive now.
     const unsigned full = smem_.k_full(stage, slice_of_half(half));
     ptx::arrive_after_copies(full);
     if (slice_of_half(half) == kMaskSlice && threadIdx.x % 32 == 0) ptx::arrive(full);
@@ -201,7 +202,7 @@ class GatherProducer {
   const ptx::TensorMap& q_;
   const Smem& smem_;
   GatherCopies copies_;
-  unsigned tiles_ = 0;  // of all work tiles
+  unsigned tiles_ = 0;  // tiles so far, over all work tiles
 };
 
 }  // namespace attune::mla

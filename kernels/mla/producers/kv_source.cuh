@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where key rows lie, for threads that copy them one by one: in slots of a list, in pages of a page table, or dense.
+// Finds the rows of keys, for threads that copy them one by one: in slots of a list, in pages of a page table, or
+// dense.
 #pragma once
 
 #include "mla/problem.cuh"
 
 namespace attune::mla {
 
-// Of one tile.
+// The rows of one tile.
 class KvSource {
  public:
   __device__ __forceinline__ KvSource(const WorkTileParams& p, const WorkTile& t, int kv_head, const Tile& tile)
@@ -33,7 +34,7 @@ class KvSource {
     }
   }
 
-  // Loads the list's or page table's entry of a key, so that it can be prefetched. -1: the key is not read.
+  // Loads the entry of the list or page table for a key, so that it can be prefetched. -1: the key is not read.
   __device__ __forceinline__ int load_index(int key) const {
     if (key < tile_.low || key >= tile_.high) return -1;
     if constexpr (ProblemConfig::kSparse) return table_[(key - offset_) * step_];
@@ -52,7 +53,7 @@ class KvSource {
     return data_ + index * pool_.page_stride + slot_of(key) * pool_.slot_stride;
   }
 
-  // The offset of the scales from a packed row: within it (656), or in a plane behind the page's rows (584).
+  // The offset of the scales from a packed row: within the row (656), or in a plane after the page's rows (584).
   __device__ __forceinline__ int scales_of(int key, int index) const {
     if constexpr (ProblemConfig::kProducer != kernels::kMlaDequant584) return Packed::kNope;
     const int slot = ProblemConfig::kSparse ? index - page_of(pool_, index) * pool_.page_size : slot_of(key);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The TMA producer: four warps, one for each half of V of each of the two stages, so that none waits for another's
-// "empty" barrier. They copy tiles from the last to the first, and run ahead of the consumer warpgroups as far as the
+// The TMA producer: four warps, one for each half of V of each of the two stages, so that no warp waits for another's
+// empty barrier. They copy tiles from the last to the first, and run ahead of the consumer warpgroups as far as the
 // stages allow, into the next work tile too. The first warp also fetches work tiles and copies q.
 //
 // In a cluster, each of the two blocks multicasts every other chunk of a tile to both.
 //
-// Rows outside of the block's keys may hold anything, NaN included, and 0 * NaN would spoil the PV GEMM: they are set
-// to zero before the tile is published.
+// Rows outside of the block's keys may hold anything, NaN included, and 0 * NaN in the PV GEMM would be NaN. They are
+// set to zero before the tile is published.
 #pragma once
 
 #include "mla/producers/kv_source.cuh"
@@ -15,7 +15,8 @@
 
 namespace attune::mla {
 
-// masked: a bit for each key of the tile that no row sees; start: its first key; needs_row_mask: rows differ.
+// masked: a bit for each key of the tile that no row sees; start: the tile's first key; needs_row_mask: rows see
+// different keys.
 __device__ __forceinline__ void store_mask(const Smem& smem, int stage, unsigned long long masked, int start,
                                            bool needs_row_mask) {
   const unsigned words[4] = {static_cast<unsigned>(masked), static_cast<unsigned>(masked >> 32),
@@ -40,20 +41,20 @@ class TmaProducer {
   }
 
  private:
-  // The warp's stage and half of V. The first half comes with the channels that only K has.
+  // The warp's stage and half of V. The first half comes together with the channels that only K has.
   __device__ __forceinline__ int stage() const { return warp_ % 2; }
   __device__ __forceinline__ bool second_half() const { return warp_ >= 2; }
 
-  // after_first: called once, when the copies of the warp's first tile are issued.
+  // after_first: called once, when the copies of the warp's first tile have been issued.
   template <class AfterFirst>
   __device__ __forceinline__ void load_all(const WorkTile& work, int kv_head, AfterFirst&& after_first) {
-    // Tiles by their number in the sequence, as those of a page's keys.
+    // Tiles are numbered within the sequence, like a page's keys.
     const int skipped = work.first_key / Config::kBlockN, begin = work.tile_begin + skipped, batch = work.batch;
     const TileRange unmasked = unmasked_tiles(work);
     int i = work.tile_end + skipped - 1 - (has(kOddTiles) != (stage() != 0) ? 1 : 0);
     if ((work.tile_end - work.tile_begin) % 2 != 0) state_ ^= kOddTiles;
     bool first_unmasked = true, first = true;
-    do {  // once, even if the warp has no tile
+    do {  // runs once even if the warp has no tile
       if (i < begin) {
       } else if (unmasked.begin <= i && i < unmasked.end) {
         load_unmasked(batch, i * Config::kBlockN, kv_head, first_unmasked, i - 2 >= max(begin, unmasked.begin));
@@ -73,7 +74,7 @@ class TmaProducer {
     ptx::wait_phase(smem_.k_empty(stage(), half), state_ & kPhase);
   }
 
-  // ---- tiles whose keys all lie in the cache and are seen by all rows of the M block
+  // ---- tiles whose keys are all in the cache and are seen by all rows of the M block
 
   struct TileRange {
     int begin, end;
@@ -83,13 +84,14 @@ class TmaProducer {
     return {(keys.begin + Config::kBlockN - 1) / Config::kBlockN, keys.end / Config::kBlockN};
   }
 
-  // start: the first key. first_unmasked: the warp's first unmasked tile of the work tile; more: so is its next one.
+  // start: the first key. first_unmasked: this is the warp's first unmasked tile of the work tile; more: its next tile
+  // is unmasked too.
   __device__ __forceinline__ void load_unmasked(int batch, int start, int kv_head, bool first_unmasked, bool more) {
     if (first_unmasked) next_page_ = page_of_box(batch, start);
     const int page = next_page_;
     if (more) next_page_ = page_of_box(batch, start - 2 * Config::kBlockN);
     const bool invalid = !common::is_there(p_, page);
-    // Page num_pages is out of bounds: the TMA fills with zeros.
+    // Page num_pages is out of bounds, so the TMA fills with zeros.
     const int outer = invalid ? static_cast<int>(p_.num_pages) : page,
               row = common::slot_in_page(p_, start + box_of_lane());
     if (!second_half()) {
@@ -108,7 +110,7 @@ class TmaProducer {
   __device__ __forceinline__ int box_of_lane() const {
     return (lane_ & ((Config::kBlockN >> p_.box_shift) - 1)) << p_.box_shift;
   }
-  // Copies slices whose region is empty. row, outer: of the lane's box. Short, as the consumer warpgroups wait for it.
+  // Copies slices whose region is empty. The code is short, because the consumer warpgroups wait for it.
   template <int kBegin, int kEnd>
   __device__ __forceinline__ void copy_slices(int kv_head, int row, int outer) const {
     const int shift = p_.box_shift;
@@ -225,7 +227,7 @@ class TmaProducer {
   __device__ __forceinline__ Origin origin_of(const WorkTile& work, const Tile& tile, int page) const {
     if (!tile.cached)
       return {static_cast<int>(work.kv_row) + tile.start - work.num_cached, p_.kv_flat ? 0 : work.batch};
-    // Page num_pages is out of bounds: the TMA fills with zeros.
+    // Page num_pages is out of bounds, so the TMA fills with zeros.
     return {common::slot_in_page(p_, tile.start + (box() << p_.box_shift)),
             common::is_there(p_, page) ? page : static_cast<int>(p_.num_pages)};
   }
@@ -245,7 +247,7 @@ class TmaProducer {
     state_ |= kMaskSet;
     __syncwarp();
   }
-  // Bits of the keys [begin, end) of a tile.
+  // The bits of keys [begin, end) of a tile.
   __device__ __forceinline__ static unsigned long long keys_between(int begin, int end) {
     const auto before = [](int x) { return x >= Config::kBlockN ? ~0ull : (1ull << x) - 1; };
     return before(end) & ~before(begin);
@@ -261,12 +263,13 @@ class TmaProducer {
   const ptx::TensorMap &q_, &k_, &dense_k_;
   const Smem& smem_;
   const int lane_, warp_;
-  // State bits, as registers are scarce: the phase of the stage's next use, and of the barrier for partial tiles;
-  // whether the stage's mask has bits set; and whether the number of tiles so far, over all work tiles, is odd.
+  // State bits in one register, because registers are scarce: the phase of the stage's next use; the phase of the
+  // barrier for partial tiles; whether the stage's mask has bits set; whether the number of tiles so far, over all work
+  // tiles, is odd.
   static constexpr unsigned kPhase = 1, kPartialPhase = 2, kMaskSet = 4, kOddTiles = 8;
   __device__ __forceinline__ bool has(unsigned bit) const { return (state_ & bit) != 0; }
   unsigned state_ = kPhase | kMaskSet;
-  int next_page_ = -1;  // of the lane's box of the next unmasked tile
+  int next_page_ = -1;  // of the lane's box in the next unmasked tile
 };
 
 }  // namespace attune::mla

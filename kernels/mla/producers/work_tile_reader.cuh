@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the producers of the M = 64 kernel share: the loop over work tiles. Their first warp also fetches the work tiles
-// and issues the copies of q.
+// The loop over work tiles of the producers of the M = 64 kernel. Their first warp also fetches the work tiles from the
+// tile scheduler and issues the copies of q.
 #pragma once
 
 #include "mla/config.cuh"
@@ -9,7 +9,7 @@
 
 namespace attune::mla {
 
-// Issues the TMA copies of a work tile's q: one box for each 64 channels. By all lanes of a warp.
+// Issues the TMA copies of a work tile's q, one box for each 64 channels. Called by all lanes of a warp.
 __device__ __forceinline__ void load_q(const WorkTileParams& p, const Smem& smem, const ptx::TensorMap& map,
                                        const WorkTile& work, int head_tile) {
   if (ptx::elect()) {
@@ -24,8 +24,8 @@ __device__ __forceinline__ void load_q(const WorkTileParams& p, const Smem& smem
   __syncwarp();
 }
 
-// A producer warp's loop over the work tiles, by all lanes. The first warp fetches them for all: the first by
-// fetch_first(), each next one by fetch_next(), once a work tile and after load_next_q().
+// A producer warp's loop over the work tiles, for all its lanes. The first warp fetches the work tiles for all warps:
+// the first one by fetch_first(), each next one by fetch_next(), once a work tile and after load_next_q().
 class WorkTileReader {
  public:
   __device__ __forceinline__ WorkTileReader(const WorkTileParams& p, const Smem& smem, const ptx::TensorMap& q)
@@ -33,7 +33,7 @@ class WorkTileReader {
 
   using Scheduler = scheduler::TileScheduler<Smem, Config::kCluster, false, true>;
 
-  // Waits for the kernels before this one.
+  // Waits for the previous kernels first.
   __device__ __forceinline__ void fetch_first(const Scheduler::First& first) {
     if (is_scheduler_warp()) {
       scheduler_.first(first);
@@ -51,7 +51,7 @@ class WorkTileReader {
       scheduler_.pass();
     }
   }
-  // Whether there is a work tile to be loaded. Waits until it has been fetched.
+  // Whether there is another work tile. Waits until it has been fetched.
   __device__ __forceinline__ bool has_work() const {
     ptx::wait_phase(smem_.work_full(slot_of_work(before())), before() / kernels::kWorkSlots % 2);
     return head_tile() != scheduler::kNoMoreWork;
@@ -59,14 +59,14 @@ class WorkTileReader {
   // Valid until the next one is fetched.
   __device__ __forceinline__ const WorkTile& work() const { return smem_.work(slot_of_work(before())); }
   __device__ __forceinline__ int head_tile() const { return smem_.head_tile(slot_of_work(before())); }
-  // Issues the copies of the present work tile's q, once the one before is released. The first work tile's q comes from
-  // a consumer warp, which has nothing else to do yet (load_first_q).
+  // Issues the copies of the current work tile's q, once the previous q is released. A consumer warp, which has nothing
+  // else to do yet, loads q of the first work tile (load_first_q).
   __device__ __forceinline__ void load_next_q() const {
     if (!is_scheduler_warp() || before() == 0) return;
     ptx::wait_phase(smem_.q_empty(), (before() + 1) % 2);
     load_q(p_, smem_, q_, work(), head_tile());
   }
-  // Ends the present work tile, after the next one has been fetched.
+  // Ends the current work tile, after the next one has been fetched.
   __device__ __forceinline__ void advance() {
     __syncwarp();
     if constexpr (kOwnCount) count_ = ptx::kept(count_);  // recomputes the slot, rather than keep it in a register
@@ -76,8 +76,8 @@ class WorkTileReader {
   }
 
  private:
-  // A count of work tiles beside the scheduler's, which is one ahead in the first warp. With one count for both,
-  // dequant producers spill in the loop over tiles; with two, the others spill.
+  // Whether this class counts work tiles beside the scheduler, whose count is one ahead in the first warp. With one
+  // count dequant producers spill in the loop over tiles; with two counts the others spill.
   static constexpr bool kOwnCount = Config::kDequant;
   __device__ __forceinline__ static bool is_scheduler_warp() { return threadIdx.x < 32; }
   __device__ __forceinline__ unsigned before() const { return kOwnCount ? count_ : scheduler_.count() - 1; }
@@ -86,7 +86,7 @@ class WorkTileReader {
   const Smem& smem_;
   const ptx::TensorMap& q_;
   Scheduler scheduler_;
-  unsigned count_ = 0;  // work tiles before the present one
+  unsigned count_ = 0;  // work tiles before the current one
 };
 
 // The cached keys [begin, end) that all rows of the M block see.

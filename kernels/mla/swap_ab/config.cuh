@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The swap-AB kernel's sizes, and the addresses in its shared memory.
+// The swap-AB kernel's sizes and shared addresses.
 #pragma once
 
 #include "mla/m16/config.cuh"
@@ -28,17 +28,17 @@ static_assert(sizeof(SwapAbStorage) == kernels::mla_swap_ab_shared_bytes(SwapAbC
               "the host asks for another size");
 static_assert(sizeof(SwapAbStorage) <= kernels::kMostSharedBytes, "more shared memory than a block can have");
 
-// Addresses in shared memory.
+// Shared addresses.
 struct SwapAbSmem : CachedRowsView<SwapAbStorage> {
   using CachedRowsView::CachedRowsView;
   __device__ __forceinline__ unsigned units(int stage) const {
     return mask(stage) + ATTUNE_OFFSET_OF(kernels::MlaCachedTileMask, units);
   }
-  // 64 channels of all queries; the last chunk is the rope channels.
+  // A chunk is 64 channels of all queries; the last chunk has the rope channels.
   __device__ __forceinline__ unsigned q(int chunk) const { return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, q, chunk); }
-  // P times the scales of one scale group: all keys of each row.
+  // P times the scales of one scale group, for all keys of each row.
   __device__ __forceinline__ unsigned p(int group) const { return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, p, group); }
-  // Four floats of a row, one of each warp.
+  // Four floats for each row, one for each warp.
   __device__ __forceinline__ unsigned tile_row_max(int stage, int row) const {
     return ATTUNE_SHARED_AT_INDICES(SwapAbStorage, tile_row_max, stage, row);
   }

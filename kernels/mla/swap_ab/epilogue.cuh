@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The swap-AB epilogue: stores O normalised, or as the partial output of a split. A lane has two neighbouring channels
-// of eight rows in each block of 64 channels; row stats are in the lane of that row.
+// of eight rows in each block of 64 channels; lane r has the row stats of row r.
 #pragma once
 
 #include "mla/partial_out.cuh"
@@ -8,7 +8,7 @@
 
 namespace attune::mla {
 
-// Named barrier: the PV warps have read the row stats, which may be overwritten.
+// Named barrier: the PV warps have read the row stats, which may now be overwritten.
 constexpr int kRowStatsRead = 3;
 
 class SwapAbEpilogue {
@@ -17,7 +17,7 @@ class SwapAbEpilogue {
                                             int head_tile)
       : p_(p), smem_(smem), t_(work), head_tile_(head_tile), lane_(lane_anew()) {}
 
-  // By all PV warps, when the softmax warps have published the row stats.
+  // Called by all PV warps, once the softmax warps have published the row stats.
   __device__ __forceinline__ void store(SwapAbPv& a) const {
     const bool is_split = t_.num_splits > 1;
     if (kFp16Partials && is_split) publish_bounds(a.o);
@@ -69,7 +69,7 @@ class SwapAbEpilogue {
     }
   }
 
-  // Publishes bounds of the warp's channels of each row: each half of a word is one scale group.
+  // Publishes bounds of the warp's channels of each row. Each half of a word is one scale group.
   __device__ __forceinline__ void publish_bounds(const SwapAbOut& o) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -114,13 +114,13 @@ class SwapAbEpilogue {
         }
       }
     }
-    arrive_row_stats_read();  // and bounds
+    arrive_row_stats_read();  // and the bounds, too
     if (swap_ab_warp() < 2) {
       *reinterpret_cast<float2*>(stats) = make_float2(own.row_max, own.row_sum);
       stats[2] = own.rescale;
     }
 #pragma unroll
-    for (int i = 0; i < SwapAbConfig::kBlockM / 8; ++i) {  // two rows that are eight apart
+    for (int i = 0; i < SwapAbConfig::kBlockM / 8; ++i) {  // two rows, eight rows apart
       const int row = i / 2 * 16 + lane() % 4 * 2 + i % 2, element = i / 2 * 8 + i % 2;
       float factors[Packed::kGroups][2];
 #pragma unroll

@@ -4,14 +4,14 @@
 //   S^T = sum over scale groups g of channels  s_g (C_g Q_g^T) + K_rope Q_rope^T,  C fp8, s_g a scale of each key
 //   O_g^T += C_g^T (P s_g)^T
 //
-// So wgmma's M is keys, or channels. fp8 is converted once for all rows of queries, to the A operand in registers;
-// queries and P are the B operand in shared memory. No code is rounded: they are exact as fp16. Queries become fp16
-// after each scale group of each row is scaled by a power of two to near 2^13. P, with the scales folded in, is fp16
-// relative to a unit of each scale group (mla/swap_ab/scale_units.cuh), unless a scale of the tile is far below it:
-// then fp8 values, still exact, and P are bf16.
+// So M of wgmma is keys, or channels. fp8 is converted once for all rows of queries, to the A operand in registers;
+// queries and P are the B operand in shared memory. No code is rounded: fp8 is exact in fp16. Queries become fp16 after
+// each scale group of each row is scaled by a power of two to near 2^13. P, with the scales folded in, is fp16 relative
+// to a unit of each scale group (mla/swap_ab/scale_units.cuh). If a scale of the tile is far below the unit, fp8
+// values, still exact, and P are bf16.
 //
-// Two softmax warpgroups have S of every other tile each: a warp has 16 keys and all channels. The PV warpgroup has O:
-// a warp has 32 channels of each scale group and all keys.
+// The two softmax warpgroups compute S of every other tile each: a warp has 16 keys and all channels. The PV warpgroup
+// has O: a warp has 32 channels of each scale group and all keys.
 #pragma once
 
 #include "mla/m16/operands.cuh"
@@ -21,12 +21,12 @@
 
 namespace attune::mla {
 
-// 0 or 1: softmax warpgroups; 2: the PV warpgroup. And the warp's number in it.
+// The warpgroup: 0 and 1 are softmax warpgroups, 2 is the PV warpgroup. And the warp's number within it.
 __device__ __forceinline__ int swap_ab_warpgroup() { return consumer_warp() / 4; }
 __device__ __forceinline__ int swap_ab_warp() { return consumer_warp() % 4; }
-// Syncs all consumer warps; and the softmax warps.
+// Synchronises all consumer warps; the softmax warps.
 __device__ __forceinline__ void sync_swap_ab_consumers() {
-  // With .aligned for 32 rows and new tokens: without it registers do not suffice, 136 bytes spill.
+  // With .aligned for 32 rows and new tokens: without it the registers do not suffice, and 136 bytes spill.
   if constexpr (SwapAbConfig::kBlockM == 32 && Config::kDense) {
     ptx::named_barrier_sync(1, 32 * SwapAbConfig::kConsumerWarps);
   } else {
@@ -45,7 +45,8 @@ class SwapAbQkGemm {
   // Computes the descriptors, in uniform registers.
   __device__ __forceinline__ void begin() { q_ = ptx::uniform(ptx::descriptor_k_major(smem_.q(0))); }
 
-  // By all softmax warps together: each loads a scale group, and a block of the rope channels, of half of the rows.
+  // Called by all softmax warps together: each loads a scale group, and a block of the rope channels, of half of the
+  // rows.
   __device__ __forceinline__ void load_q(const WorkTileParams& p, const WorkTile& work, int head_tile) const {
     static_assert(2 * kGroups == SwapAbConfig::kSoftmaxWarps && kRopeBlocks == kGroups,
                   "a warp has a group of half of the rows");
@@ -67,14 +68,14 @@ class SwapAbQkGemm {
         largest = max(largest, max(x[i].y & 0x7fff0000, x[i].y << 16 & 0x7fff0000));
       }
       largest = common::quad_max(largest);
-      // The power of two that brings the largest near 2^13; its inverse is stored. Inf and NaN stay what they are.
+      // A power of two brings the largest number near 2^13; its inverse is stored. Infinity and NaN stay what they are.
       const unsigned exponent = max(largest >> 23, 14u), up = exponent == 255 ? 127 : 267 - exponent;
       const float factor = __uint_as_float(up << 23);
       if (t == 0) ptx::store_shared_u32(smem_.q_factor(group, query), 254 - up << 23);
 #pragma unroll
       for (int i = 0; i < kBlocksOfGroup; ++i) {
-        // The order of channels in which ldmatrix returns fp8: in each 16 channels, positions 2 t and 2 t + 1
-        // have channels 4 t and 4 t + 1, and the positions eight further have the next two.
+        // The order of channels in which ldmatrix returns fp8: in each 16 channels, positions 2 t and 2 t + 1 have
+        // channels 4 t and 4 t + 1, and the positions eight further have the next two.
         const unsigned at = smem_.q(group * 2 + i / 4) + query * 128 + 4 * t;
         ptx::store_shared_u32(at + ((i % 4 * 2) ^ g) * 16, scaled(x[i].x, factor));
         ptx::store_shared_u32(at + ((i % 4 * 2 + 1) ^ g) * 16, scaled(x[i].y, factor));
@@ -91,7 +92,7 @@ class SwapAbQkGemm {
     sync_softmax_warps();
   }
 
-  // S of a tile. The accumulator of one scale group is added to s while the next one's GEMM runs.
+  // Computes S of a tile. The accumulator of one scale group is added to s while the next one's GEMM runs.
   __device__ __forceinline__ void gemm(int stage, SwapAbAccum& s) const {
     const unsigned from = smem_.row(stage, 0) + k_offset_;
     unsigned fp8[2][4], rope[kRopeBlocks][4];
@@ -145,7 +146,7 @@ class SwapAbQkGemm {
     }
   }
   __device__ __forceinline__ void store_p(const PRegs& p_regs) const {
-    const int lane = lane_anew();  // gives stmatrix a row of queries, and eight keys
+    const int lane = lane_anew();  // gives stmatrix a row of queries and eight keys
     const unsigned to =
         smem_.p(0) + (lane / 16 * 8 + lane % 8) * 128 + ((swap_ab_warp() * 2 + lane / 8 % 2) ^ lane % 8) * 16;
 #pragma unroll
@@ -162,7 +163,7 @@ class SwapAbQkGemm {
                        kRopeBlocks = (Packed::kHeadDim - Packed::kNope) / 16;
 
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  // Two bf16 numbers times a power of two, as fp16.
+  // Scales two bf16 numbers by a power of two and converts them to fp16.
   __device__ __forceinline__ static unsigned scaled(unsigned two, float factor) {
     return ptx::pack_f16(__uint_as_float(two << 16) * factor, __uint_as_float(two & 0xffff0000) * factor);
   }
@@ -182,7 +183,7 @@ class SwapAbQkGemm {
       }
     }
   }
-  // s += a scale group's accumulator times its scales. kPending: GEMMs committed after it.
+  // s += a scale group's accumulator times its scales. kPending: GEMMs that were committed after it.
   template <int kPending>
   __device__ __forceinline__ void scale_and_add(int stage, int group, SwapAbAccum& accum, SwapAbAccum& s) const {
     const unsigned from = smem_.row(stage, 0) + scales_at() + 4 * group;
@@ -210,7 +211,7 @@ class SwapAbQkGemm {
     for (int h = 0; h < 2; ++h) ptx::load_shared_four(from + h * (8 * SwapAbConfig::kPitch), scales[h]);
   }
 
-  // The offset of the scales of the lane's first key from a tile's first row.
+  // The offset of the scales of the lane's first key, from a tile's first row.
   __device__ __forceinline__ static unsigned scales_at() {
     return (swap_ab_warp() * 16 + lane_anew() / 4) * SwapAbConfig::kPitch + Packed::kNope;
   }
@@ -221,12 +222,12 @@ class SwapAbQkGemm {
   const unsigned k_offset_ = ptx::kept((swap_ab_warp() * 16 + lane() % 16) * SwapAbConfig::kPitch + lane() / 16 * 16);
 };
 
-// O^T, in blocks of 64 channels. Block 2 i + b has, of scale group i, the warp's channels 16 b .. + 15: channels 2 g
-// and 2 g + 1 of these where the accumulator layout has g and g + 8.
+// O^T, in blocks of 64 channels. Block 2 i + b has channels 16 b .. 16 b + 15 of the warp's channels in scale group i.
+// Where the accumulator layout has channels g and g + 8, a lane has 2 g and 2 g + 1 of these.
 struct SwapAbOut {
   static constexpr int kBlocks = 2 * Packed::kGroups;
   SwapAbAccum blocks[kBlocks];
-  // The lane's first channel of a block; its other is the next one.
+  // The lane's first channel of a block; its second is the next one.
   __device__ __forceinline__ static int channel(int block) {
     return block / 2 * Packed::kGroup + consumer_warp_anew() % 4 * 32 + block % 2 * 16 + lane_anew() / 4 * 2;
   }
@@ -234,7 +235,7 @@ struct SwapAbOut {
 
 class SwapAbPvGemm {
  public:
-  static constexpr int kSteps = SwapAbConfig::kBlockN / 16 * 2;  // of 16 keys and two scale groups each
+  static constexpr int kSteps = SwapAbConfig::kBlockN / 16 * 2;  // steps of 16 keys and two scale groups
 
   __device__ __forceinline__ explicit SwapAbPvGemm(const SwapAbSmem& smem) : smem_(smem) {}
 
@@ -247,7 +248,8 @@ class SwapAbPvGemm {
 #pragma unroll
     for (int i = 0; i < 2; ++i) ptx::load_matrix_x4_transposed(fp8[i], from + i * Packed::kGroup);
   }
-  // o += V of a tile * P, which runs on. fp8: of this step, then of the next but one. kType: of P.
+  // Issues o += V of a tile * P, which keeps running. fp8: of this step on entry, of the next step but one on return.
+  // kType: of P.
   template <ptx::Type kType, int kStep>
   __device__ __forceinline__ void gemm(int stage, Fp8& fp8, SwapAbOut& o) const {
     unsigned a[4][4];
@@ -256,7 +258,7 @@ class SwapAbPvGemm {
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
-        // Channels 2 g and 2 g + 1, side by side, of key 2 t and of 2 t + 1; and of the keys eight later.
+        // Channels 2 g and 2 g + 1, side by side, of keys 2 t and 2 t + 1; then of the keys eight further.
         const uint2 low = two_keys<kType>(fp8[i][2 * b]), high = two_keys<kType>(fp8[i][2 * b + 1]);
         unsigned(&x)[4] = a[2 * i + b];
         x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
@@ -278,14 +280,14 @@ class SwapAbPvGemm {
 
  private:
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  // Converts two fp8 channels of a key and of another key, interleaved by channel.
+  // Converts two fp8 channels of one key and of another key, interleaved by channel.
   template <ptx::Type kType>
   __device__ __forceinline__ static uint2 two_keys(unsigned fp8) {
     const uint2 x = ptx::four_e4m3_to_f16(ptx::permute_bytes(fp8, fp8, 0x3120));
     if constexpr (kType == ptx::Type::kF16) return x;
     return make_uint2(to_bf16(x.x), to_bf16(x.y));
   }
-  // Two fp16 numbers that were fp8: exact.
+  // Two fp16 numbers that were fp8, to bf16: exact.
   __device__ __forceinline__ static unsigned to_bf16(unsigned two) {
     return ptx::pack_bf16(ptx::f16_to_float(static_cast<unsigned short>(two)),
                           ptx::f16_to_float(static_cast<unsigned short>(two >> 16)));

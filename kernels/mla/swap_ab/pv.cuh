@@ -61,7 +61,7 @@ class SwapAbPv {
   }
 
  private:
-  // Waits for the next tile's P, and rescales O if units or row_max_ref have changed. Returns whether P is fp16.
+  // Waits for the next tile's P, and rescales O if the units or row_max_ref have changed. Returns whether P is fp16.
   __device__ __forceinline__ bool wait_p() {
     ptx::wait_phase(smem_.full(pipe_.stage), pipe_.phase);
     pv_.load(pipe_.stage, 0, fp8_[0]);
@@ -159,8 +159,8 @@ class SwapAbPv {
   const int lane_;
   SwapAbPvGemm::Fp8 fp8_[2];  // of the next two steps
   PipelineState pipe_;            // of the next tile
-  unsigned units_[2];             // ScaleUnits that O is relative to
-  unsigned count_ = 0;            // tiles, of all work tiles
+  unsigned units_[2];             // the ScaleUnits relative to which O is stored
+  unsigned count_ = 0;            // tiles so far, over all work tiles
 };
 
 }  // namespace attune::mla

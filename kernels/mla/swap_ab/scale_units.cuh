@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Units of P in the swap-AB kernel, one for each scale group of channels: a power of two u that follows the largest
-// scale s among the keys that a work tile has seen. P is stored as P s / u * 2^7 in fp16: P is at most 2^8 (deferred
-// rescale), so this is at most 2^15. It has 11 bits down to P s = u * 2^-21, and is 0 below u * 2^-32. O is relative to
-// the units too, until the last tile is done.
+// The units of P in the swap-AB kernel, one for each scale group of channels. A unit u is a power of two above the
+// largest scale s of the keys that the work tile has seen. P is stored as P s / u * 2^7 in fp16. P is at most 2^8
+// (deferred rescale), so this is at most 2^15. It has 11 bits down to P s = u * 2^-21, and is 0 below u * 2^-32. O is
+// relative to the units too, until the last tile is done.
 //
-// If a tile has a key whose scale is far below the unit, but not zero, its P is bf16, which has the range of fp32. So
-// too if a scale is beyond the largest unit.
+// If a tile has a key whose scale is far below the unit, but not zero, its P is bf16, which has the range of fp32. The
+// same holds if a scale is beyond the largest unit.
 //
-// A warp with nothing else to do reads each tile's scales as soon as they are there. Beside the tile's mask
-// (SwapAbSmem::units) it stores the factors 2^7 / u, for each group the upper half of a float, and two flags.
+// A warp with no other task reads each tile's scales as soon as they arrive. Beside the tile's mask (SwapAbSmem::units)
+// it stores the factors 2^7 / u, for each group the upper half of a float, and two flags.
 #pragma once
 
 #include "mla/swap_ab/config.cuh"
@@ -17,9 +17,10 @@
 
 namespace attune::mla {
 
-// Of all scale groups, two a word.
+// The units of all scale groups, two in a word.
 struct ScaleUnits {
-  // In the lowest bits of the first word. Range: P is bf16. Changed: the units differ from those of the tile before.
+  // Flags in the lowest bits of the first word. Range: P is bf16. Changed: the units differ from those of the tile
+  // before.
   static constexpr unsigned kRange = 1, kChanged = 2, kFlags = kRange | kChanged;
 
   static constexpr unsigned kNone = 0x3f803f80;  // 1, twice
@@ -32,7 +33,7 @@ struct ScaleUnits {
     words[0] = __float_as_uint(two.x), words[1] = __float_as_uint(two.y);
   }
   __device__ __forceinline__ void drop_flags() { words[0] &= ~kFlags; }
-  // The rescale factor of O from units `from` to units `to`: of the word's first or second group.
+  // The rescale factor of O from units `from` to units `to`, for the word's first or second group.
   __device__ __forceinline__ static float quotient(unsigned to, unsigned from, int i) {
     const unsigned exponent = 127 + (to >> (16 * i + 7) & 0xff) - (from >> (16 * i + 7) & 0xff);
     return __uint_as_float(exponent << 23);
@@ -63,15 +64,15 @@ class ScaleUnitWarp {
   }
 
  private:
-  static constexpr unsigned kBelow = 8;     // a scale may be so many powers of two below its unit
-  static constexpr unsigned kHeadroom = 7;  // P is multiplied by so many powers of two
-  // Biased exponents of units. O times 2^7 / u is never smaller than O: small values keep their bits beside a large
-  // scale. It may be 2^71 times as large.
+  static constexpr unsigned kBelow = 8;     // how many powers of two a scale may be below its unit
+  static constexpr unsigned kHeadroom = 7;  // the power of two by which P is multiplied
+  // The biased exponents of units. O times 2^7 / u is never smaller than O, so small values keep their bits beside a
+  // large scale. It may be 2^71 times as large.
   static constexpr unsigned kLeast = 127 - 64, kMost = 127 + kHeadroom;
 
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
-  // All tiles of a work tile. A lane reads one group's scale of every eighth key.
+  // Runs all tiles of a work tile. A lane reads one group's scale of every eighth key.
   __device__ __forceinline__ void follow_scales(int tiles) {
     unsigned unit = kLeast;
 #pragma unroll 1
@@ -94,12 +95,12 @@ class ScaleUnitWarp {
       unsigned flags = __any_sync(0xffffffffu, out_of_range) ? ScaleUnits::kRange : 0;
       if (i == 0 || __any_sync(0xffffffffu, unit != before)) flags |= ScaleUnits::kChanged;
       const unsigned half = 254 + kHeadroom - unit << 7, next = __shfl_xor_sync(0xffffffffu, half, 1);
-      // racecheck reports this beside ScaleUnits()'s loads: it does not follow that a lane arrives for its warp.
+      // racecheck reports this with ScaleUnits()'s loads: it does not model a lane that arrives for its warp.
       if (lane() < 4 && lane() % 2 == 0)
         ptx::store_shared_u32(smem_.units(pipe_.stage) + 2 * lane(), half | next << 16 | (lane() == 0 ? flags : 0));
       __syncwarp();
       if (lane() == 0) {
-        // The phase of the tile before in the same stage.
+        // The phase of the previous tile in the same stage.
         const unsigned barrier = smem_.row_max_full(pipe_.stage);
         ptx::wait_phase(barrier, pipe_.phase ^ 1);
         ptx::arrive(barrier);

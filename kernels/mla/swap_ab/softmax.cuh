@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The swap-AB softmax warps: S, and P for the PV warps (mla/swap_ab/pv.cuh).
+// The swap-AB softmax warps: they compute S, and P for the PV warps (mla/swap_ab/pv.cuh).
 //
-//   S = Q K^T;  P = 2^(c (S - r)), c = scale log2 e, r the reference row max of each row;  O = O 2^(c (r - r')) + P V
+//   S = Q K^T;  P = 2^(c (S - r)), c = scale log2 e, r = row_max_ref;  O = O 2^(c (r - r')) + P V
 //
-// Two warpgroups take every other tile each. A warp has 16 keys and all rows. A lane keeps the stats of one row:
-// row_max and row_max_ref, which fold in all tiles in order, the same in all warps.
+// The two warpgroups take every other tile each. A warp has 16 keys and all rows. A lane keeps the stats of one row:
+// row_max and row_max_ref, which fold in all tiles in order and are the same in all warps.
 #pragma once
 
 #include "mla/producers/kv_source.cuh"
@@ -13,7 +13,7 @@
 
 namespace attune::mla {
 
-// S of a new token's row and all rows of queries, spread over all consumer warps.
+// Computes S of a new token's row and all rows of queries, spread over all consumer warps.
 __device__ __forceinline__ void qk_new_token(const WorkTileParams& p, const SwapAbSmem& smem, const WorkTile& work,
                                              int head_tile, const char* row) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -24,7 +24,7 @@ __device__ __forceinline__ void qk_new_token(const WorkTileParams& p, const Swap
   }
   sync_swap_ab_consumers();
 }
-// New tokens, one by one: there is rarely more than one. take(row): called by all consumer warps.
+// New tokens, one at a time: there is rarely more than one. take(row): called by all consumer warps.
 template <class Take>
 __device__ __forceinline__ void for_each_new_token(const WorkTileParams& p, const SwapAbSmem& smem,
                                                    const WorkTile& work, int head_tile, const Take& take) {
@@ -52,7 +52,7 @@ class SwapAbSoftmax {
     qk_.load_q(p_, work, head_tile);
     row_max_ = row_max_ref_ = -ptx::infinity();
     row_sum_ = smem_.first_sum();
-    // Uniform values, by a shuffle: the compiler then has them in uniform registers.
+    // The shuffle tells the compiler that the values are uniform, so that it uses uniform registers.
     const unsigned end = __shfl_sync(0xffffffffu, count_ + max(cached_tile_end(work) - work.tile_begin, 0), 0);
     num_folded_ = count_ = __shfl_sync(0xffffffffu, count_, 0);
 #pragma unroll 1
@@ -62,7 +62,7 @@ class SwapAbSoftmax {
     count_ = end;
     if constexpr (Config::kDense) {
       // New tokens count in the row sum of the warpgroup that had the first tile, so that the order of sums does not
-      // depend on the work tiles before.
+      // depend on previous work tiles.
       const unsigned begin = end - max(cached_tile_end(work) - work.tile_begin, 0);
       const int counting_warp = static_cast<int>(begin % 2) * (SwapAbConfig::kSoftmaxWarps / 2);
       for_each_new_token(p_, smem_, work, head_tile,
@@ -71,7 +71,7 @@ class SwapAbSoftmax {
   }
 
   // Publishes the row stats to the PV warps, which read them after the next sync of all consumer warps. racecheck
-  // reports this beside read_row_stats(): it does not follow syncs by roles, which are an instruction each.
+  // reports this with read_row_stats(): it does not model syncs by different instructions in different roles.
   __device__ __forceinline__ void publish_row_stats() {
     ptx::store_shared_u32(smem_.row_sums(own_row()) + 4 * consumer_warp(), __float_as_uint(row_sum_));
     if (consumer_warp() == 0)
@@ -79,23 +79,24 @@ class SwapAbSoftmax {
   }
 
  private:
-  static constexpr int kRowsOfLane = SwapAbConfig::kBlockM / 4;  // row 8 j + 2 t + e, with two keys' scores each
+  static constexpr int kRowsOfLane = SwapAbConfig::kBlockM / 4;  // rows 8 j + 2 t + e; two keys' scores for each
 
   __device__ __forceinline__ static int lane() { return lane_anew(); }
-  // From S to scores in base 2.
+  // The factor from S to scores in base 2.
   __device__ __forceinline__ float c() const { return p_.scale * kLog2e; }
   // The row whose stats the lane has: index 2 j + e is the upper bits of its g.
   __device__ __forceinline__ int own_row() const {
     const int own = lane(), i = own / (32 / kRowsOfLane);
     return i / 2 * 8 + own % 4 * 2 + i % 2;
   }
-  // The stats of row i = 2 j + e of this lane's rows, from the lane that has them. first: the lane of the first row,
-  // recomputed rather than kept in registers.
+  // Gets the stats of row i = 2 j + e of this lane's rows, from the lane that has them. first: the lane of the first
+  // row, recomputed rather than kept in registers.
   __device__ __forceinline__ int first_lane() const { return lane() % 4; }
   __device__ __forceinline__ static float of_row(float x, int first, int i) {
     return __shfl_sync(0xffffffffu, x, first + i * (32 / kRowsOfLane));
   }
-  // Reduces over the lanes of the own row. At each step a lane keeps half of the rows, with the other lane's values.
+  // Reduces each row over its lanes to the lane that has the row's stats. At each step a lane keeps half of the rows,
+  // with the other lane's values.
   template <class Merge>
   __device__ __forceinline__ float reduce_own_row(const float (&x)[kRowsOfLane], const Merge& merge) const {
     float rows[kRowsOfLane];
@@ -116,7 +117,7 @@ class SwapAbSoftmax {
     return rows[0];
   }
 
-  // S of a tile, its row max published to all warps, and P of the warp's keys.
+  // Computes S of a tile, publishes its row max to all warps, and computes P of the warp's keys.
   __device__ __forceinline__ void softmax_tile() {
     const int stage = static_cast<int>(count_ % SwapAbConfig::kStages);
     ptx::wait_phase(smem_.full(stage), count_ / SwapAbConfig::kStages % 2);
@@ -131,14 +132,14 @@ class SwapAbSoftmax {
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) tile_max[i] = fmaxf(s_[i / 2 * 4 + i % 2], s_[i / 2 * 4 + 2 + i % 2]);
     const float row_max = reduce_own_row(tile_max, [](float x, float y) { return fmaxf(x, y); });
-    // racecheck reports this beside fold_next_row_max(): it does not follow that a lane arrives for its warp.
+    // racecheck reports this with fold_next_row_max(): it does not model a lane that arrives for its warp.
     ptx::store_shared_u32(smem_.tile_row_max(stage, own_row()) + 4 * swap_ab_warp(), __float_as_uint(row_max));
     __syncwarp();
     if (lane() == 0) ptx::arrive(smem_.row_max_full(stage));
     if (num_folded_ != count_) fold_next_row_max();
     softmax(stage, fold_next_row_max());
   }
-  // Folds in the next tile's row max, which may be the other warpgroup's; returns the rescale factor.
+  // Folds in the next tile's row max, which may come from the other warpgroup; returns the rescale factor.
   __device__ __forceinline__ float fold_next_row_max() {
     const int stage = static_cast<int>(num_folded_ % SwapAbConfig::kStages);
     ptx::wait_phase(smem_.row_max_full(stage), num_folded_ / SwapAbConfig::kStages % 2);
@@ -150,10 +151,10 @@ class SwapAbSoftmax {
     ++num_folded_;
     return rescale;
   }
-  // Writes P of a tile for the PV warps. rescale: O's factor before it.
+  // Writes P of a tile for the PV warps. rescale: O's factor before this tile is added.
   __device__ __forceinline__ void softmax(int stage, float rescale) {
     const ScaleUnits units(smem_.units(stage));
-    const unsigned flags = __shfl_sync(0xffffffffu, units.flags(), 0);  // uniform
+    const unsigned flags = __shfl_sync(0xffffffffu, units.flags(), 0);  // warp-uniform
     const bool any_rescale = __any_sync(0xffffffffu, rescale != 1.0f);
     const float scale = c(), own_from = finite_row_max(row_max_ref_);
     const int first = first_lane();
@@ -170,11 +171,11 @@ class SwapAbSoftmax {
     qk_.scale_p<ptx::Type::kF16>(stage, units, s_, p_regs);
     if (flags != 0) [[unlikely]]
       scale_p_to_units(stage, units, p_regs);
-    // The other warpgroup's P has been published and consumed.
+    // Waits until the other warpgroup's P has been published and consumed.
     ptx::wait_phase(smem_.p_full(), count_ % 2 ^ 1);
     ptx::wait_phase(smem_.p_empty(), count_ % 2 ^ 1);
     qk_.store_p(p_regs);
-    // racecheck reports these beside SwapAbPv::wait_p() and rescale_o(), for the same reason.
+    // racecheck reports these with SwapAbPv::wait_p() and rescale_o(), for the same reason.
     if (swap_ab_warp() == 0) {
       if (lane() == 0) ptx::store_shared_u32(smem_.any_rescale(), any_rescale ? 1 : 0);
       if (any_rescale) ptx::store_shared_u32(smem_.rescale(own_row()), __float_as_uint(rescale));
@@ -203,13 +204,13 @@ class SwapAbSoftmax {
     }
   }
 
-  // Turns a new token's S into its P, in place. counts: in this warp's row sum.
+  // Turns a new token's S into P, in place. counts: it is added to this warp's row sum.
   __device__ __forceinline__ void add_new_token(bool counts) {
     const float s = ptx::load_shared(smem_.token(own_row())), rescale = fold_row_max(s);
     const float p_token = ptx::exp2_approx(fmaf(s, c(), -finite_row_max(row_max_ref_) * c()));
     row_sum_ = fmaf(row_sum_, rescale, counts ? p_token : 0.0f);
-    sync_softmax_warps();  // all have read S
-    // racecheck reports these beside SwapAbPv::add_new_token(), which has synced by an instruction of its own.
+    sync_softmax_warps();  // all warps have read S
+    // racecheck reports these with SwapAbPv::add_new_token(), which has synchronised by a different instruction.
     if (consumer_warp() == 0) {
       ptx::store_shared_u32(smem_.rescale(own_row()), __float_as_uint(rescale));
       ptx::store_shared_u32(smem_.token(own_row()), __float_as_uint(p_token));
@@ -225,11 +226,11 @@ class SwapAbSoftmax {
   const WorkTileParams& p_;
   const SwapAbSmem& smem_;
   SwapAbQkGemm qk_;
-  // Of the own row. row_sum_ is of the warp's keys, relative to row_max_ref_.
+  // The stats of this lane's row. row_sum_ is of the warp's keys, relative to row_max_ref_.
   float row_max_, row_max_ref_, row_sum_;
-  SwapAbAccum s_;            // S, then P: [4 j + 2 h + e] of key g + 8 h of the warp's, row 8 j + 2 t + e
-  unsigned count_ = 0;       // tiles before the present one, of all work tiles and both warpgroups
-  unsigned num_folded_ = 0;  // tiles that have been folded into row_max_
+  SwapAbAccum s_;            // S, then P: [4 j + 2 h + e] of key g + 8 h of the warp's 16, row 8 j + 2 t + e
+  unsigned count_ = 0;       // tiles before the current one, of all work tiles and both warpgroups
+  unsigned num_folded_ = 0;  // how many tiles have been folded into row_max_
 };
 
 }  // namespace attune::mla
