@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parameters of the kernels of the backward. Compiled by NVRTC and by the host's compiler; no standard headers.
+// The parameters of the backward's kernels. Compiled by NVRTC and by the host's compiler; no standard headers.
 #pragma once
 
 #include "common/work_tile_params.h"
 
 namespace attune::kernels {
 
-// dout, or a gradient: strides as NewRows. data null: not given.
+// dout, or a gradient: strides as in NewRows. data null: not given.
 struct GradientRows {
   char* data;
   long long batch_stride, row_stride, head_stride, dim_stride;  // in elements
@@ -18,53 +18,54 @@ struct alignas(8) RowStats {
   float lse2;   // the lse in base 2; infinity: the row sees nothing
   float delta;  // <dout, out> - dlse
 };
-// With a sink and dlse, of which lse is without the sink and P is not: a = 2^(score - lse2), P = a share,
-// dS = a (share dP - delta).
+// With a sink and dlse, whose lse does not include the sink but whose P does: a = 2^(score - lse2), P = a share, dS = a
+// (share dP - delta).
 struct alignas(16) SinkRowStats {
   float lse2;
   float delta;  // share <dout, out> - dlse
-  float share;  // what the sink leaves to the keys
+  float share;  // the fraction of P that the sink leaves to the keys
   float unused;
 };
 
-// Rows begin .. of a sequence, of q or of k, for one block of threads and any head.
+// Rows of a sequence from `begin` on, of q or of k, for one thread block and any head.
 struct BackwardTile {
   int batch, begin;
 };
-// Followed by its tiles. Those with the most work come first, those of a sequence in the order of their rows, and
-// sequences among each other in any order, which changes no result.
+// The header of a list, which is followed by its tiles. Tiles with the most work come first, tiles of a sequence in the
+// order of their rows, and sequences in any order, which changes no result.
 struct alignas(16) BackwardList {
   int num_tiles;
-  unsigned next;  // the next work tile, a tile and head (gradients.cu)
+  unsigned next;  // the counter of the tile scheduler: the next work tile, which is a tile and head (gradients.cu)
 };
 
-// new_k and new_v are the dense keys.
+// The dense keys are new_k and new_v.
 struct BackwardParams : WorkTileParams {
   GradientRows dout, dq, dk, dv;
   const float* dlse;  // as lse; null: 0
   long long dlse_batch_stride, dlse_row_stride, dlse_head_stride;
-  char* stats;  // RowStats or SinkRowStats [num_heads_q][stats_stride], by sequences: stats_of() (backward/rows.cuh)
+  // RowStats or SinkRowStats [num_heads_q][stats_stride], sequence after sequence: stats_of() (backward/rows.cuh)
+  char* stats;
   long long stats_stride;
-  int stats_vectors;               // out and dout are of 16 bits and take loads of 16 bytes
-  BackwardList *q_list, *kv_list;  // blocks of queries, of keys
-  // Where all gradients have one pass: sums of dq without the scale, [num_heads_q][dq_tiles] of backward/dq.cuh, and a
-  // semaphore each: how many blocks of keys have added.
+  int stats_vectors;               // out and dout are 16-bit and allow loads of 16 bytes
+  BackwardList *q_list, *kv_list;  // blocks of queries; of keys
+  // If all gradients are computed in one pass: sums of dq without the scale, [num_heads_q][dq_tiles] of
+  // backward/dq.cuh; and a semaphore for each, which counts the blocks of keys that have added.
   float* dq_sums;
   unsigned* dq_semaphores;
   int dq_tiles;
-  // [blocks][heads]: whether a block of rows has a NaN or infinity, for recompute.cu. null: not noted.
+  // [blocks][heads]: whether a block of rows has a NaN or infinity, for recompute.cu. null: not recorded.
   int *q_nonfinite, *kv_nonfinite;
   int max_q_tiles, max_kv_tiles;
-  // Sums of blocks of queries, [line][total_q / 128 + batch], for sum_blocks.cu; null: nobody wants them. -dsinks, a
-  // line a query head; dt5_bias, a line an entry of it.
+  // Sums of blocks of queries, [entry][total_q / 128 + batch], for sum_blocks.cu; null: not wanted. sink_sums: -dsinks,
+  // an entry for each query head. t5_sums: dt5_bias, an entry for each of its entries.
   float *sink_sums, *t5_sums;
   int t5_entries;  // of a head
   float* dbias;    // [dbias_heads][bias.rows][bias.columns]
-  int dbias_heads;  // 1: all query heads share it
+  int dbias_heads;  // 1: all query heads share the table
   long long dbias_head_stride, dbias_row_stride, dbias_column_stride;
 };
 
-// Of sum_blocks.cu.
+// The parameters of sum_blocks.cu.
 struct BlockSumParams : BackwardParams {
   const float* sums;
   float* to;  // [heads][entries]
@@ -73,34 +74,35 @@ struct BlockSumParams : BackwardParams {
   float factor;
 };
 
-// Rows of a block of threads, queries or keys.
+// Rows of a thread block, queries or keys.
 constexpr int kBackwardRows = 128;
 
-// What a launch of a gradient kernel computes, ATTUNE_GRADIENTS: all of dq, dk and dv, dk and dv, or one.
+// ATTUNE_GRADIENTS: what a launch of a gradient kernel computes. All of dq, dk and dv; dk and dv; or one of them.
 constexpr int kGradientDq = 1, kGradientDk = 2, kGradientDv = 4, kGradientDkDv = kGradientDk | kGradientDv,
               kGradients = kGradientDq | kGradientDkDv;
 constexpr int kGradientDbias = 8, kGradientDt5Bias = 16, kGradientTables = kGradientDbias | kGradientDt5Bias,
               kGradientDsinks = 32;
 
 ATTUNE_SHARED_FUNCTION int lines_of(int head_dim) { return (head_dim + 63) / 64; }
-// Whether the registers hold dk and dv of 128 keys together, in accumulators of 32 channels. Else each gradient has a
-// pass of its own.
+// Whether the registers hold dk and dv of 128 keys together, in accumulators of 32 channels. If not, each gradient has
+// a separate pass.
 ATTUNE_SHARED_FUNCTION bool has_one_pass(int head_dim_qk, int head_dim_v) {
   return lines_of(head_dim_qk) <= 3 && align_up(head_dim_qk, 32) + align_up(head_dim_v, 32) <= 320;
 }
-// Rows of a tile of the other side, which a block takes at a time: where dk and dv leave few registers, half as many.
+// Rows of a tile of the streamed side, which a block takes one after the other. There are half as many if dk and dv
+// leave few registers.
 ATTUNE_SHARED_FUNCTION int backward_tile(int head_dim_qk, int head_dim_v) {
   const bool narrow = head_dim_qk <= 128 && head_dim_v <= 128;
   return !narrow && has_one_pass(head_dim_qk, head_dim_v) ? 32 : 64;
 }
 
-// Floats of a tile of dq's sums: lines of 64 channels, whole.
+// The number of floats in a tile of dq's sums: whole lines of 64 channels.
 ATTUNE_SHARED_FUNCTION int dq_tile_floats(int head_dim_qk, int head_dim_v) {
   return lines_of(head_dim_qk) * 64 * backward_tile(head_dim_qk, head_dim_v);
 }
 
-// Of the gradient kernel (backward/config.cuh): stages of x (q, or k in the pass of dq) and of y (dout, or v).
-// row_stats: the bytes of a row's.
+// Shared memory of the gradient kernel (backward/config.cuh): stages of x (q, or k in the pass of dq) and of y (dout,
+// or v). row_stats: the bytes of a row's stats.
 ATTUNE_SHARED_FUNCTION int backward_shared_bytes(int head_dim_qk, int head_dim_v, int gradients, int x_stages,
                                                  int y_stages, int row_stats) {
   const int tile = backward_tile(head_dim_qk, head_dim_v), lines_qk = lines_of(head_dim_qk),

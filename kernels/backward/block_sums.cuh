@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums that blocks of queries make of dsinks and dt5_bias, and sum_blocks.cu adds up.
+// Sums of blocks of queries for dsinks and dt5_bias, which sum_blocks.cu adds up.
 #pragma once
 
 #include "backward/rows.cuh"
 
 namespace attune::backward {
 
-// Where the sum of a block of queries is, which begins at query `row`: of a line of `sums`. Those of sequences do not
-// overlap.
+// The index of the sum, in entry `line` of `sums`, of the block of queries that begins at query `row`. Indices of
+// sequences do not overlap.
 __device__ __forceinline__ long long block_sum_at(const BackwardParams& p, const SequenceInfo& s, int b, long long line,
                                                   int row) {
   const long long first = p.cu_seqlens_q.data != nullptr ? s.q_begin : static_cast<long long>(b) * p.fixed_q;
   return line * (p.total_q / kBackwardRows + p.batch) + first / kBackwardRows + b + row / kBackwardRows;
 }
 
-// Adds what the threads of a block have, in a fixed order. Thread 0 gets the sum.
+// Adds the numbers of a block's threads in a fixed order. Thread 0 gets the sum.
 template <int kThreads>
 __device__ __forceinline__ float sum_of_block(float x) {
   __shared__ float of_warp[kThreads / 32];

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compile-time configuration and the shared memory of the gradient kernel. A block has 128 own rows, of keys, or of
-// queries in the pass of dq, and walks over tiles of the other side. Of either, x is what scores are made of, k or q,
-// and y the other operand, v or dout:
+// The compile-time configuration and shared memory of the gradient kernel. A block keeps 128 rows of one side in shared
+// memory, the resident rows: keys, or queries in the pass of dq. It streams tiles of the other side. On each side x is
+// the operand of the scores, k or q, and y the other operand, v or dout:
 //
-//   S = own x * tile x^T    dP = own y * tile y^T    dx += dS * tile x    dv += P * tile y (own rows are keys)
+//   S = resident x * tile x^T    dP = resident y * tile y^T    dx += dS * tile x    dv += P * tile y (resident keys)
 //
-// Where all gradients have one pass, of keys, dS also adds to dq of the tile.
+// If all gradients are computed in one pass, with resident keys, dS K is also added to dq of the tile.
 #pragma once
 
 #include "backward/dq.cuh"
@@ -25,15 +25,15 @@ struct Config {
   using DqTile = backward::DqTile<kHeadDimQk, kHeadDimV>;
   static constexpr int kXStages = ATTUNE_X_STAGES, kYStages = ATTUNE_Y_STAGES;
   static constexpr int kConsumerGroups = 2, kConsumerWarps = 4 * kConsumerGroups, kThreads = 128 + 32 * kConsumerWarps;
-  static constexpr int kWriters = 3;  // warps
+  static constexpr int kWriters = 3;  // warps that add dq
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
   static constexpr ptx::Type kMmaType = ATTUNE_TYPE == common::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
-  // Lines of 64 channels, steps of 16, and channels of the accumulators.
+  // Lines of 64 channels, steps of 16 channels, and channels of the accumulators.
   static constexpr int kLinesQk = kernels::lines_of(kHeadDimQk), kLinesV = kernels::lines_of(kHeadDimV);
   static constexpr int kLinesOwn = kLinesQk + (kWithDx ? kLinesV : 0);
   static constexpr int kStepsQk = (kHeadDimQk + 15) / 16, kStepsV = (kHeadDimV + 15) / 16;
   static constexpr int kChannelsQk = (kHeadDimQk + 31) / 32 * 32, kChannelsV = (kHeadDimV + 31) / 32 * 32;
-  // Registers of dq of a tile in a warpgroup.
+  // Registers of a tile's dq in a thread of a warpgroup.
   static constexpr int kDqRegisters = HalfHead<kHeadDimQk>::kChannels * kTile / 128;
   static constexpr int kXBytes = kLinesQk * kTile * 128, kYBytes = kLinesV * kTile * 128;
   static constexpr int kDsBuffers = 2, kDqBuffers = 2;
@@ -47,7 +47,7 @@ struct Config {
   static_assert(kXStages >= 2, "S of the next step reads its x while this step still uses its own");
 };
 
-// dS, [64 keys][queries], and dq of tiles, where they are summed.
+// dS, [64 keys][queries], and dq of tiles, if dq is summed.
 template <bool kSumsDq>
 struct DqStorage {
   unsigned char ds[Config::kDsBuffers][kBackwardRows * Config::kTile * 2];
@@ -56,7 +56,7 @@ struct DqStorage {
 template <>
 struct DqStorage<false> {};
 
-// Rows of 128 bytes, swizzled in atoms of 1,024: [lines of 64 channels][rows].
+// Rows of 128 bytes, in swizzle atoms of 1,024 bytes: [lines of 64 channels][rows].
 struct SharedStorage {
   alignas(1024) unsigned char own[Config::kLinesOwn * kBackwardRows * 128];  // x, then y
   unsigned char x[Config::kXStages][Config::kXBytes];
@@ -94,38 +94,38 @@ struct Smem : common::SharedView<SharedStorage> {
   __device__ __forceinline__ unsigned sums() const { return ATTUNE_SHARED_AT(SharedStorage, sums); }
 };
 
-// Named barriers: one of the consumer warps alone; the others of the consumer warps and a writer of dq, for each buffer
+// Named barriers: one for the consumer warps alone; the others for the consumer warps and a dq writer, for each buffer
 // and for each writer.
 constexpr int kConsumerBarrier = 1, kDqEmptyBarrier = 2, kDqFullBarrier = 4;
 constexpr int kDqThreads = 32 * Config::kConsumerWarps + 32;
 
-// The own rows of a block, of one head, and the tiles of the other side that they see.
+// The resident rows of a block, of one head, and the tiles of the streamed side that they see.
 struct WorkTile {
   SequenceInfo s;
-  int batch, head;   // head: of the own side
-  int begin, end;    // own rows
-  int first, tiles;  // the first row of the first tile; tiles of each head
-  int heads;         // that a tile has: of q, if the own rows are keys
+  int batch, head;   // head: of the resident side
+  int begin, end;    // resident rows
+  int first, tiles;  // the first row of the first tile; the number of tiles for each head
+  int heads;         // heads that stream through the block: of q, if the resident rows are keys
   __device__ __forceinline__ int steps() const { return heads * tiles; }
 
-  // Rows of the other side that are visible to an own row by causality and windows.
+  // The streamed rows that are visible to a resident row by causality and windows.
   __device__ __forceinline__ Span visible_to(const BackwardParams& p, int row) const {
     if (row >= end) return {0, 0};
     return Config::kOfQueries ? keys_of_query(p, s, row) : queries_of_key(p, s, row);
   }
-  // Of a pair of an own row and a row of a tile.
+  // The query and the key of a pair of a resident row and a streamed row.
   __device__ __forceinline__ static int query(int own, int other) { return Config::kOfQueries ? own : other; }
   __device__ __forceinline__ static int key(int own, int other) { return Config::kOfQueries ? other : own; }
-  // step_head: of a step.
+  // step_head: the head of a step.
   __device__ __forceinline__ int q_head(const BackwardParams& p, int step_head) const {
     return Config::kOfQueries ? head : head * p.group + step_head;
   }
 };
 
 // The steps of a block: its tiles from the last to the first, and all heads of each. Blocks whose keys the last query
-// sees begin with the same tile, so none waits long for the sums of dq.
+// sees begin with the same tile, so none of them waits long for its turn at the sums of dq.
 struct Step {
-  int row, head;  // the tile's first row; among the heads of a tile
+  int row, head;  // the tile's first row; the head among those of a tile
   __device__ __forceinline__ explicit Step(const WorkTile& w) : row(w.first + (w.tiles - 1) * Config::kTile), head(0) {}
   __device__ __forceinline__ void next(const WorkTile& w) {
     if (++head == w.heads) head = 0, row -= Config::kTile;
@@ -139,7 +139,7 @@ __device__ __forceinline__ int own_heads(const BackwardParams& p) {
   return Config::kOfQueries ? p.num_heads_q : p.num_heads_kv;
 }
 
-// work_tile_idx: below list->num_tiles * own_heads().
+// work_tile_idx: less than list->num_tiles * own_heads().
 __device__ __forceinline__ WorkTile work_tile_at(const BackwardParams& p, int work_tile_idx) {
   const BackwardTile tile = tiles_of(own_list(p))[work_tile_idx / own_heads(p)];
   WorkTile w;
@@ -148,7 +148,8 @@ __device__ __forceinline__ WorkTile work_tile_at(const BackwardParams& p, int wo
   w.end = min(tile.begin + kBackwardRows, Config::kOfQueries ? w.s.num_q : key_extent(p, tile.batch));
   w.heads = Config::kOfQueries ? 1 : p.group;
   w.first = w.tiles = 0;
-  const int last = (Config::kOfQueries ? w.end : min(w.end, w.s.num_keys)) - 1;  // that is seen, or sees
+  // the last resident row that sees a key, or that is seen
+  const int last = (Config::kOfQueries ? w.end : min(w.end, w.s.num_keys)) - 1;
   if (last < w.begin) return w;
   Span seen = {w.visible_to(p, w.begin).begin, w.visible_to(p, last).end};
   if constexpr (Config::kOfQueries) {

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// dbias, the gradient of the bias table, by mma.sync; beside whatever kernel computes dq, dk and dv.
+// dbias, the gradient of the bias table, by mma.sync. It runs beside whichever kernel computes dq, dk and dv.
 //
 //   dbias[h, P, j] = sum over the sequences, and over the query heads that share the table, of
 //   dZ = P (dP - delta),  S = Q K^T,  dP = dO V^T
 //
-// A block owns entries of a head of the table, 64 positions and 128 keys, or half of each, and goes through the
-// sequences that have some of them, in the order of the batch, and through their heads. Its sums stay in registers and
-// are stored once: no other block adds to them, so they have the same bits in every run, and entries that nobody uses
-// become 0. S and dP are computed anew: dS of all pairs would be as large as the table, for each sequence.
+// Grid: a block has entries of one head of the table, 64 positions and 128 keys, or half of each. It goes through the
+// sequences that use some of these entries, in the order of the batch, and through their heads. Its sums stay in
+// registers and are stored once. No other block adds to them, so they have the same bits in every run, and entries that
+// no sequence uses become 0. S and dP are computed again, because dS of all pairs would be as large as the table, for
+// each sequence.
 //
 //   64 rows of Q, dO | 32 rows of K, V | S | dP | dZ | add | next K, V .. | next head, next sequence .. | store
 //
-// A warp has 16 positions, whose query is another row in each sequence, or none. The sums of a tile of keys are added
-// where the registers are that the loop then moves on by one tile: an index would move them to memory.
+// A warp has 16 positions, whose query is a different row in each sequence, or does not exist. The sums of a tile of
+// keys are always added in the same registers, and the loop then rotates the registers by one tile: indexing them would
+// put them in local memory.
 #include "backward/mma/dz.cuh"
 #include "ptx/grid.cuh"
 
@@ -21,7 +23,7 @@ namespace attune::backward::mma {
 constexpr int kTiles = kernels::kDbiasTiles, kBlockKeys = kTiles * Config::kTile;
 static_assert(Config::kGradients == kernels::kGradientDbias);
 
-// The entries of a block: of positions and keys from these on.
+// The entries of a block: its first position and key.
 struct Entries {
   int head, position, key;  // head: of the table
 
@@ -33,7 +35,7 @@ struct Entries {
     position = i / of_keys % of_positions * Config::kRows;
     head = i / of_keys / of_positions;
   }
-  // The query at the first position: from -kRows, if all are before the sequence's queries.
+  // The query at the first position; -kRows if all positions are before the sequence's queries.
   __device__ __forceinline__ int first_query(const SequenceInfo& s) const {
     return clamp_int(static_cast<long long>(position) - s.num_keys + s.num_q, -Config::kRows, s.num_q);
   }
@@ -45,7 +47,7 @@ struct Entries {
 };
 using EntrySums = float[kTiles][kEights][4];
 
-// Moves the sums by a tile: those of tile 0 come last.
+// Rotates the sums by a tile: those of tile 0 become the last.
 __device__ __forceinline__ void rotate(EntrySums& sums) {
 #pragma unroll
   for (int n = 0; n < kEights; ++n) {
@@ -62,7 +64,7 @@ __device__ __forceinline__ void rotate(EntrySums& sums) {
 // Adds dZ of a sequence and a head of q.
 __device__ __forceinline__ void add(const BackwardParams& p, const Smem& smem, const Entries& entries, int b, int head,
                                     EntrySums& sums) {
-  __syncthreads();  // all have done the work before
+  __syncthreads();  // all warps have finished the previous work
   if (threadIdx.x == 0) {
     WorkTile w = work_tile_of(p, {b, entries.first_query(read_sequence(p, b))}, 0, head);
     w.first = max(w.first, entries.key), w.last = min(w.last, entries.key + kBlockKeys);
@@ -111,10 +113,10 @@ __device__ __forceinline__ void run(const BackwardParams& p, const Smem& smem) {
 #pragma unroll
   for (int i = 0; i < kTiles * kEights * 4; ++i) sums[i / 4 / kEights][i / 4 % kEights][i % 4] = 0;
   for (int begin = 0; begin < p.batch; begin += Config::kThreads) {
-    // Each thread looks at a sequence, as most of many have other positions.
+    // Each thread tests one sequence, because most sequences of a large batch have other positions.
     const int mine = begin + static_cast<int>(threadIdx.x);
     const unsigned found = __ballot_sync(0xffffffffu, mine < p.batch && entries.overlap(p, mine));
-    __syncthreads();  // all have read the words before
+    __syncthreads();  // all threads have read the previous words
     if (threadIdx.x % 32 == 0) smem.sequences(threadIdx.x / 32) = found;
     __syncthreads();
 #pragma unroll 1

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Adds dq of each step from shared memory to the sums in global memory, in the order of the blocks of keys: a semaphore
-// of each tile counts the blocks that have added. Three warps alternate, because wait, add and release take longer than
-// the products of a tile. Earlier blocks took their work tile earlier (gradients.cu), so they run or have ended.
-// If sequences overlap, because cu_seqlens_q is wrong, both count on the same semaphore. It then only runs ahead, so a
-// wait still ends.
+// The dq writers add dq of each step from shared memory to the sums in global memory, in the order of the blocks of
+// keys: a semaphore of each tile counts the blocks that have added. Three warps alternate, because wait, add and
+// release take longer than the GEMMs of a tile. Blocks of earlier keys took their work tile earlier (gradients.cu), so
+// they are running or have ended.
+//
+// If sequences overlap, because cu_seqlens_q is wrong, both count on the same semaphore. That only makes it run ahead,
+// so waits still end.
 #pragma once
 
 #include "backward/config.cuh"
@@ -15,7 +17,7 @@ namespace attune::backward {
 
 class DqWriter {
  public:
-  // number: of this warp among the writers.
+  // number: this warp's number among the dq writers.
   __device__ __forceinline__ DqWriter(const BackwardParams& p, const Smem& smem, const WorkTile& work, int number)
       : p_(p), smem_(smem), work_(work), number_(number) {}
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums for dt5_bias, the gradient of T5's bias, by mma.sync; beside whatever kernel computes dq, dk and dv.
+// Sums for dt5_bias, the gradient of T5's bias, by mma.sync. It runs beside whichever kernel computes dq, dk and dv.
 //
 //   dt5_bias[h, bucket] = sum of dZ over the pairs of head h whose key is at a distance of that bucket
 //
-// A block has 128 queries of a sequence and a head, 64 or 32 at a time, and walks over the keys that they see. A warp
-// has 16 rows and 32 columns of dZ; pairs at one distance are one diagonal of them. It sums the diagonals, then those
-// of a bucket, which are neighbours, and adds each bucket's sum to its own sums in shared memory. The warps' are added
-// in order, and sum_blocks.cu adds the blocks': all orders are fixed, so the bits are the same in every run.
+// Grid: a block has 128 queries of a sequence and a head, 64 or 32 at a time, and streams the keys that they see. A
+// warp has 16 rows and 32 columns of dZ; pairs at the same distance are a diagonal of these. The warp sums the
+// diagonals, then the diagonals of each bucket, which are neighbours, and adds each bucket's sum to the warp's sums in
+// shared memory. The warps' sums are added in order, and sum_blocks.cu adds those of the blocks. All orders are fixed,
+// so the bits are the same in every run.
 //
 //   Q, dO | K, V | S | dP | dZ | all have read | dZ -> shared memory, over K and V | diagonals -> buckets | next K, V
 #include "backward/block_sums.cuh"
@@ -17,9 +18,9 @@ namespace attune::backward::mma {
 
 static_assert(Config::kGradients == kernels::kGradientDt5Bias);
 
-// dZ of a warp where K and V were. Rows g and g + 8 are added before, the latter 8 columns to the left: [8][columns].
+// A warp's dZ, which overlays K and V: [8][columns]. Row g + 8 is added to row g, 8 columns to the left.
 constexpr int kColumns = 8 * (kEights + 1), kPitch = kColumns + 1;
-// Of distances -15 .. kStep - 1 from the distance of the tile's first key and the warp's first query.
+// Distances from -15 to kStep - 1, relative to that of the tile's first key and the warp's first query.
 constexpr int kDiagonals = kColumns + 7;
 static_assert(Config::kWarps * 8 * kPitch * 4 <= Config::kTile * (LayoutX::kPitch + LayoutY::kPitch),
               "a tile of K and V is too small for it");
@@ -42,7 +43,7 @@ __device__ __forceinline__ void store_diagonals(unsigned to, const Scores& dz) {
   }
 }
 
-// The sum of a diagonal, which in row 7 has this column.
+// The sum of the diagonal that has column `diagonal` in row 7.
 __device__ __forceinline__ float diagonal_sum(unsigned from, int diagonal) {
   float sum = 0;
 #pragma unroll
@@ -53,7 +54,7 @@ __device__ __forceinline__ float diagonal_sum(unsigned from, int diagonal) {
   return sum;
 }
 
-// Adds dZ of this warp to its buckets. relative: from its first query to the tile's first key.
+// Adds this warp's dZ to its buckets. relative: from its first query to the tile's first key.
 __device__ __forceinline__ void add_to_buckets(const BackwardParams& p, const Smem& smem, int relative,
                                                const Scores& dz) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -65,7 +66,7 @@ __device__ __forceinline__ void add_to_buckets(const BackwardParams& p, const Sm
     const int diagonal = first + lane;
     float sum = diagonal < kDiagonals ? diagonal_sum(own, diagonal) : 0.0f;
     const int bucket = diagonal < kDiagonals ? common::t5_bucket(p.t5, relative + diagonal - 15) : -1;
-    // The lanes of a bucket are neighbours: each adds what those behind it have, so the first gets all.
+    // The lanes of a bucket are neighbours. Each adds the sums of the lanes after it, so the first lane gets the total.
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const float more = __shfl_sync(0xffffffffu, sum, lane + step);
@@ -81,7 +82,7 @@ __device__ __forceinline__ void add_to_buckets(const BackwardParams& p, const Sm
   }
 }
 
-// Adds dZ of the own rows and all keys that they see.
+// Adds dZ of the resident rows and all keys that they see.
 __device__ __forceinline__ void add_rows(const BackwardParams& p, const Smem& smem) {
   const WorkTile& work = smem.work();
   if (work.first >= work.last) return;
@@ -90,7 +91,7 @@ __device__ __forceinline__ void add_rows(const BackwardParams& p, const Smem& sm
   for (int key = work.first; key < work.last; key += Config::kTile) {
     Scores dz;
     const bool any = make_dz(p, smem, work.head, key, dz);
-    __syncthreads();  // all have read the tile
+    __syncthreads();  // all warps have read the tile
     const int row = work.begin + static_cast<int>(threadIdx.x) / 32 * 16;
     if (any) add_to_buckets(p, smem, key - (work.s.num_keys - work.s.num_q + row), dz);
   }
@@ -100,7 +101,7 @@ __device__ __forceinline__ void run(const BackwardParams& p, const Smem& smem, c
   clear_buckets(smem);
 #pragma unroll 1
   for (int slice = 0; slice < Config::kBlocksOfTile; ++slice) {
-    __syncthreads();  // all have done the work before
+    __syncthreads();  // all warps have finished the previous work
     if (threadIdx.x == 0) smem.work() = work_tile_of(p, tile, slice, head);
     __syncthreads();
     add_rows(p, smem);

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of the gradient kernel. Each is issued and committed; its caller waits.
+// The GEMMs of the gradient kernel. Each is issued and committed here; its caller waits.
 #pragma once
 
 #include "backward/config.cuh"
 
 namespace attune::backward {
 
-// How far the operand of k-step i is from that of the first one, in units of 16 bytes: for K-major operands with lines
-// of `rows`, and for operands with K along the rows.
+// The offset of the operand of k-step i in units of 16 bytes: in K-major operands with lines of `rows` rows, and in
+// operands with K along the rows.
 __device__ __forceinline__ constexpr int k_step(int i, int rows) { return i / 4 * (rows * 8) + i % 4 * ptx::kStepK; }
 constexpr int kStepOfRows = 16 * 128 >> 4;
 
-// to = own * tile^T over kSteps k-steps. own has lines of kBackwardRows rows, tile of Config::kTile.
+// to = resident * tile^T over kSteps k-steps. The resident rows have lines of kBackwardRows rows, the tile of
+// Config::kTile.
 template <int kSteps, int kHalf>
 __device__ __forceinline__ void multiply(ptx::Descriptor own, unsigned tile, float (&to)[kHalf]) {
   const ptx::Descriptor other = ptx::uniform(ptx::descriptor_k_major(tile));
@@ -25,7 +26,7 @@ __device__ __forceinline__ void multiply(ptx::Descriptor own, unsigned tile, flo
   ptx::wgmma_commit();
 }
 
-// to += left * tile, left in registers; accumulates in place.
+// to += left * tile, with left in registers; accumulates in place.
 template <int kHalf, int kCount>
 __device__ __forceinline__ void accumulate(unsigned tile, unsigned (&left)[kCount], float (&to)[kHalf]) {
   const ptx::Descriptor right = ptx::uniform(ptx::descriptor_mn_major(tile, Config::kTile * 128));
@@ -73,7 +74,7 @@ __device__ __forceinline__ void multiply_half(unsigned left, unsigned right, int
   ptx::wgmma_commit();
 }
 
-// dq^T = K^T dS^T for a warpgroup: of half of the lines of channels all queries of a tile, and of an odd line half of
+// dq^T = K^T dS^T. A warpgroup has half of the lines of channels with all queries of a tile, and of an odd line half of
 // the queries. ds: [lines of 64 keys][queries].
 template <int kCount>
 __device__ __forceinline__ void multiply_transposed(unsigned k, unsigned ds, int group, float (&to)[kCount]) {
@@ -99,7 +100,7 @@ __device__ __forceinline__ void multiply_transposed(unsigned k, unsigned ds, int
   ptx::wgmma_commit();
 }
 
-// dq = dS K, as Config::DqTile lies.
+// dq = dS K, in the layout of Config::DqTile.
 template <int kCount>
 __device__ __forceinline__ void multiply_dq(unsigned ds, unsigned k, int group, float (&to)[kCount]) {
   if constexpr (Config::DqTile::kTransposed) {

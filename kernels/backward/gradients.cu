@@ -1,21 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradients of attention over dense keys. A block has 128 keys, keeps their dk and dv in registers, and walks over
-// tiles of queries, each for all query heads of its KV head. It adds dq of each to sums in global memory, in the order
-// of the blocks of a sequence: the bits are the same in every run, whatever the batch is.
+// The gradients of attention over dense keys by wgmma. Grid: work tiles in the order of the list. A block has 128
+// resident keys, keeps their dk and dv in registers, and streams tiles of queries, each for all query heads of its KV
+// head. It adds dq of each tile to sums in global memory, in the order of the blocks of a sequence: the bits are the
+// same in every run, whatever the batch is.
 //
-// Of heads whose dk and dv do not fit together each gradient has a pass of its own, a launch of this kernel: dk and dv
-// as above, and dq by blocks of 128 queries, which walk over tiles of keys. No sum crosses a block.
+// If dk and dv of a head do not fit the registers together, each gradient has a separate pass, a launch of this kernel:
+// dk and dv as above, and dq by blocks of 128 resident queries, which stream tiles of keys. Then no sum crosses a
+// block.
 //
-// Warpgroup 0: warp 0 is the producer (producer.cuh), the others add dq (dq_writer.cuh). Warpgroups 1 and 2 are
-// consumers (mainloop.cuh).
+// Warpgroup 0: warp 0 is the producer (producer.cuh), the others add dq (dq_writer.cuh). Warpgroups 1 and 2 are the
+// consumers (mainloop.cuh; GEMMs in gemms.cuh, P and dS in softmax.cuh). Tile scheduler: a counter over the list of
+// schedule.cu.
 //
-// Where dq is summed, a block waits for those of the same sequence and head with earlier keys. The tile scheduler is a
-// counter, taken when the block begins, and the list has them before it: so the blocks waited for are resident.
+// If dq is summed, a block waits for blocks of the same sequence and head with earlier keys. A block takes its work
+// tile from the counter when it begins, and the list has those blocks before it, so they are running or have ended.
 //
-// Barriers: the own rows and each stage have a full barrier (one arrival and the bytes of the copies), a stage also an
-// empty one (one lane of each consumer warp arrives). Named ones: dS of both warpgroups is in shared memory; dq of a
-// tile is there, and has been read. A NaN or infinity of the sequence that a row does not see can reach
-// its gradient as 0 * NaN: recompute.cu looks at the rows of blocks that have one.
+// mbarriers: the resident rows and each stage have a full barrier (one arrival and the bytes of the copies); a stage
+// also has an empty barrier (one lane of each consumer warp arrives). Named barriers: dS of both warpgroups is in
+// shared memory; dq of a tile is there; dq of a tile has been read. A NaN or infinity of the sequence can reach the
+// gradient of a row that does not see it as 0 * NaN, so recompute.cu examines the rows of blocks that have one.
 #include "backward/dq_writer.cuh"
 #include "backward/mainloop.cuh"
 #include "backward/producer.cuh"
@@ -40,7 +43,7 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
   __syncthreads();
 }
 
-// Stores this thread's elements of its two own rows.
+// Stores this thread's elements of its two resident rows.
 template <int kHeadDim, int kHalf>
 __device__ __forceinline__ void store(const BackwardParams& p, const WorkTile& w, const GradientRows& to,
                                       const float (&x)[kHalf], float factor) {
@@ -63,13 +66,13 @@ __device__ __forceinline__ void store(const BackwardParams& p, const WorkTile& w
 // Whether an accumulator of this thread is a NaN or infinity.
 template <int kCount>
 __device__ __forceinline__ bool any_nonfinite(const float (&x)[kCount]) {
-  float sum = 0;  // of zeros, or NaN
+  float sum = 0;  // a sum of zeros, or NaN
 #pragma unroll
   for (int i = 0; i < kCount; ++i) sum = fmaf(x[i], 0.0f, sum);
   return sum != 0.0f;
 }
 
-// Flags a work tile with a NaN or infinity for recompute.cu. The pass of dv keeps the flag of the pass of dk.
+// Flags a work tile with a NaN or infinity for recompute.cu. The pass of dv keeps the flag that the pass of dk has set.
 __device__ __forceinline__ void flag_nonfinite(const BackwardParams& p, int work_tile_idx, bool any) {
   int& flag = (Config::kOfQueries ? p.q_nonfinite : p.kv_nonfinite)[work_tile_idx];
   const bool before = Config::kGradients == kernels::kGradientDv && p.dk.data != nullptr && flag != 0;
@@ -89,7 +92,8 @@ __device__ __forceinline__ void run_math(const BackwardParams& p, const Smem& sm
   const bool nonfinite = any_nonfinite(a.x) || any_nonfinite(a.v);
   const bool any = ptx::named_barrier_any(kConsumerBarrier, 32 * Config::kConsumerWarps, nonfinite);
   if (threadIdx.x == 128) flag_nonfinite(p, smem.work_tile_idx(), any);
-  const WorkTile work = work_tile_at(p, smem.work_tile_idx());  // read twice: the mainloop has no registers for it
+  // read twice: no register is left to keep it during the mainloop
+  const WorkTile work = work_tile_at(p, smem.work_tile_idx());
   if constexpr (Config::kWithDx) store<Config::kHeadDimQk>(p, work, Config::kOfQueries ? p.dq : p.dk, a.x, p.scale);
   if constexpr (Config::kWithDv) store<Config::kHeadDimV>(p, work, p.dv, a.v, 1.0f);
 }

@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradients of attention over dense keys by mma.sync: of fp32, and of 16 bits where gradients.cu does not run. A
-// launch computes dq by blocks of queries, which walk over tiles of keys; or dk and dv, or one of them, by blocks of
-// keys, which walk over tiles of queries, of all query heads of their KV head. No sum crosses a block, and each has one
-// order: the bits are the same in every run, whatever the batch is.
+// The gradients of attention over dense keys by mma.sync: for fp32, and for 16 bits on GPUs where gradients.cu does not
+// run. A launch computes dq by blocks of resident queries, which stream tiles of keys; or dk and dv, or one of them, by
+// blocks of resident keys, which stream tiles of queries of all query heads of their KV head. No sum crosses a block,
+// and each has a fixed order: the bits are the same in every run, whatever the batch is.
 //
-//   S = own x * tile x^T    dP = own y * tile y^T    P = 2^(S scale - lse2)    dS = P (dP - delta)
-//   dx += dS * tile x       dv += P * tile y (own rows are keys)
+//   S = resident x * tile x^T    dP = resident y * tile y^T    P = 2^(S scale - lse2)    dS = P (dP - delta)
+//   dx += dS * tile x            dv += P * tile y (resident keys)
 //
-// A warp has 16 own rows and all rows of a tile, or half of them at a time. S and dP, then P and dS stay in its
-// registers, in the layout that the next product takes for its left operand. Warps meet twice a tile:
+// A warp has 16 resident rows, and all rows of a tile or half of them at a time. S and dP, then P and dS stay in its
+// registers, in the layout of the next GEMM's left operand. The warps of a block synchronise twice a tile:
 //
-//   copy tile | all has come | S | dP | P, dS | dv | dx | all have read | copy next tile
+//   copy tile | barrier: it has arrived | S | dP | P, dS | dv | dx | barrier: all have read | copy next tile
 //
-// Blocks are small, so that another one of the multiprocessor computes while one waits for its copies.
+// Blocks are small, so that another block of the multiprocessor computes while one waits for its copies. All warps are
+// producers and consumers: producer mma/rows.cuh, GEMMs mma/products.cuh, P and dS mma/softmax.cuh; the loop over tiles
+// is run() below.
 //
-// A NaN or infinity of the sequence that a row does not see can reach its gradient as 0 * NaN: recompute.cu looks at
-// all rows.
+// A NaN or infinity of the sequence can reach the gradient of a row that does not see it as 0 * NaN, so recompute.cu
+// examines all rows.
 #include "backward/mma/rows.cuh"
 #include "backward/mma/softmax.cuh"
 #include "ptx/grid.cuh"
@@ -31,7 +33,7 @@ __device__ __forceinline__ void clear(Sums<kLines>& x) {
   }
 }
 
-// Stores four channels of the row that begins at `first`, as far as there are so many.
+// Stores four channels of the row that begins at `first`, or as many as there are.
 template <int kHeadDim>
 __device__ __forceinline__ void store_four(const GradientRows& to, bool vectors, long long first, int channel,
                                            const float (&x)[4]) {
@@ -46,7 +48,7 @@ __device__ __forceinline__ void store_four(const GradientRows& to, bool vectors,
   }
 }
 
-// Stores this thread's channels of its two own rows.
+// Stores this thread's channels of its two resident rows.
 template <int kHeadDim, int kLines>
 __device__ __forceinline__ void store(const BackwardParams& p, const WorkTile& w, const GradientRows& to,
                                       const Sums<kLines>& x, float factor) {
@@ -76,7 +78,7 @@ __device__ __forceinline__ void store(const BackwardParams& p, const WorkTile& w
 __device__ __forceinline__ void run(const BackwardParams& p, const Smem& smem) {
   const WorkTile& work = smem.work();
   const unsigned warp = threadIdx.x / 32;
-  Sums<Config::kLinesQk> dx;  // what a block does not compute has no registers
+  Sums<Config::kLinesQk> dx;  // registers only for what the launch computes
   Sums<Config::kLinesV> dv;
   clear(dx), clear(dv);
   const int first_head = Config::kOfQueries ? work.head : work.head * p.group;  // of q
@@ -84,11 +86,11 @@ __device__ __forceinline__ void run(const BackwardParams& p, const Smem& smem) {
   for (int i = 0; i < (Config::kOfQueries ? 1 : p.group); ++i) {
     const int head = first_head + i;
     for (int row = work.first; row < work.last; row += Config::kTile) {
-      __syncthreads();  // all have read the tile before
+      __syncthreads();  // all warps have read the previous tile
       copy_tile(p, smem, head, row);
       ptx::commit_copies();
       ptx::wait_copies<0>();
-      __syncthreads();  // the tile is there
+      __syncthreads();  // the tile has arrived
 #pragma unroll 1
       for (int step = 0; step < Config::kTile; step += Config::kStep) {
         const unsigned pairs = visible_pairs(p, work, head, row + step);

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The main loop of the gradient kernel. Each warpgroup has 64 of the block's own rows, and half of the channels of the
-// sums of dq. Of step i, where all gradients have one pass:
+// The mainloop of the gradient kernel. A warpgroup has 64 of the block's 128 resident rows, and half of the channels of
+// dq's sums. Step i, if all gradients are computed in one pass:
 //
 //   S (issued in step i - 1) | issue dP | P = 2^(S scale - lse2) | issue dv += P dO | wait for dP |
 //   dS = P (dP - delta) | wait for dv | dS to shared memory | both warpgroups have written | issue dq = dS K |
-//   issue dk += dS Q | issue S of step i + 1 | wait for dq, hand it to dq_writer.cuh | wait for all, release the stages
+//   issue dk += dS Q | issue S of step i + 1 | wait for dq, pass it to dq_writer.cuh | wait for all, release the stages
 //
 // P and dS are rounded to 16 bits and stay in registers as the left operands of dv and dk; dq needs dS of all keys. dq
-// comes before dk: the next block waits for its sums. In a pass of one gradient the warpgroups need not meet:
+// comes before dk, because the next block waits for dq's sums. In a pass of one gradient the warpgroups do not
+// synchronise:
 //
 //   dk, dq:  S (issued before) | issue dP | P | wait for dP, release y | dS | issue dx += dS x, S of step i + 1 | wait
 //   dv:      S (issued before) | P | issue dv += P dO, S of step i + 1 | wait
@@ -22,14 +23,14 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
   constexpr int kScores = Config::kTile / 2;
   using Scores = Softmax<kScores>;
   const int group = math_group(), steps = work.steps(), own = work.begin + 64 * group + row_of_thread();
-  const unsigned own_rows = group * (64 * 128);  // bytes of a line
+  const unsigned own_rows = group * (64 * 128);  // the warpgroup's byte offset in a line
   Scores softmax(p, smem, work, own);
   ptx::wait_phase(smem.own_full(), 0);
   if constexpr (Config::kSumsDq) clear_keys_behind_the_last(smem, work);
   const ptx::Descriptor own_x = descriptor_of(smem.own_x() + own_rows), own_y = descriptor_of(smem.own_y() + own_rows);
   float s[kScores], d[kScores], dq[Config::kDqRegisters];
   unsigned ds_regs[kScores / 2], p_regs[kScores / 2];
-  common::PipelineState pipe;  // of x, and of y if it has as many stages
+  common::PipelineState pipe;  // of x, and of y if y has as many stages
   Step step(work);
   ptx::wait_phase(smem.x_full(0), 0);
   multiply<Config::kStepsQk>(own_x, smem.x(0), s);
@@ -53,7 +54,7 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
       if constexpr (!Config::kWithDv) release(smem.y_empty(y_stage));
       softmax.backward(unmasked, step.row, pipe.stage, s, d);
       if constexpr (Config::kWithDv) {
-        ptx::wgmma_wait<0>();  // dS takes the registers of P
+        ptx::wgmma_wait<0>();  // dS will use the registers of P
         ptx::pin(a.v);
       }
       Scores::pack(d, ds_regs);
@@ -68,7 +69,7 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
     }
     common::PipelineState next = pipe;
     next.template next<Config::kXStages>();
-    // S of the last step once more where there is no next one: ptxas serializes products that are under a condition.
+    // If there is no next step, computes S of the last step again: ptxas serializes wgmma that are under a condition.
     const bool is_last = i + 1 == steps;
     if (!is_last) ptx::wait_phase(smem.x_full(next.stage), next.phase);
     multiply<Config::kStepsQk>(kRematerialize ? descriptor_of(smem.own_x() + own_rows) : own_x,

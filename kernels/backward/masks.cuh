@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks of ATTUNE_MASK: key ranges, which show pairs that causality and windows hide, and bits, which hide pairs.
-// Blocks of keys and tiles of queries meet if a pair of theirs is in sight by causality, windows or a range, whatever
-// its bit is: then the blocks that add to a tile of dq follow each other, and each can tell how many are before it.
+// Masks of ATTUNE_MASK: key ranges, which show pairs that causality and windows hide, and bits, which hide pairs. A
+// block of keys and a tile of queries are processed together if one of their pairs is in sight by causality, windows or
+// a range, whatever its bit is. Then the blocks that add to a tile of dq are adjacent, and each can compute how many
+// come before it.
 #pragma once
 
 #include "backward/rows.cuh"
@@ -21,7 +22,7 @@ __device__ __forceinline__ void for_each_range(const BackwardParams& p, int b, c
 __device__ __forceinline__ bool overlaps(const common::Range& range, int first, int last) {
   return range.first <= last && first <= range.last;
 }
-// The queries at positions in a range.
+// The queries whose positions are in a range.
 __device__ __forceinline__ Span queries_in(const common::Range& range, const SequenceInfo& s) {
   const long long first_position = static_cast<long long>(s.num_keys) - s.num_q;
   return {clamp_int(range.first - first_position, 0, s.num_q), clamp_int(range.last + 1 - first_position, 0, s.num_q)};
@@ -32,8 +33,8 @@ __device__ __forceinline__ Span keys_in(const common::Range& range, const Sequen
   return {clamp_int(range.first, 0, s.num_keys), clamp_int(range.last + 1ll, 0, s.num_keys)};
 }
 
-// Widens queries that have one of keys first .. last in sight by causality and windows to all from the first to the
-// last that has. As before, neither end is before that of earlier keys.
+// span has the queries that see one of keys first .. last by causality and windows. Widens it to all queries from the
+// first to the last that see one. As before, neither end is before that of earlier keys.
 __device__ __forceinline__ void widen_by_ranges(const BackwardParams& p, const SequenceInfo& s, int b, int first,
                                                 int last, Span& queries) {
   if constexpr (!kRanges) return;
@@ -43,8 +44,8 @@ __device__ __forceinline__ void widen_by_ranges(const BackwardParams& p, const S
     queries = {min(queries.begin, more.begin), max(queries.end, more.end)};
   });
 }
-// Widens the keys that queries first .. last have in sight by causality and windows to all from the first to the last
-// that they have.
+// span has the keys that queries first .. last see by causality and windows. Widens it to all keys from the first to
+// the last that they see.
 __device__ __forceinline__ void widen_keys_by_ranges(const BackwardParams& p, const SequenceInfo& s, int b, int first,
                                                      int last, Span& keys) {
   if constexpr (!kRanges) return;
@@ -54,7 +55,7 @@ __device__ __forceinline__ void widen_keys_by_ranges(const BackwardParams& p, co
     keys = keys.begin < keys.end ? Span{min(keys.begin, more.begin), max(keys.end, more.end)} : more;
   });
 }
-// The first key that query `row` or a later one has in sight.
+// The first key that is in sight of query `row` or a later one.
 __device__ __forceinline__ int first_key_from(const BackwardParams& p, const SequenceInfo& s, int b, int row) {
   int key = keys_of_query(p, s, row).begin;
   if constexpr (kRanges) {
@@ -64,7 +65,7 @@ __device__ __forceinline__ int first_key_from(const BackwardParams& p, const Seq
   }
   return key;
 }
-// Whether a query has any key in sight.
+// Whether any key is in sight of a query.
 __device__ __forceinline__ bool sees_any(const BackwardParams& p, const SequenceInfo& s, int b, int row) {
   const Span keys = keys_of_query(p, s, row);
   bool any = keys.begin < keys.end;
@@ -77,7 +78,7 @@ __device__ __forceinline__ bool sees_any(const BackwardParams& p, const Sequence
   return any;
 }
 
-// Whether the masks that are looked up key by key let a pair through.
+// Whether the masks that are looked up key by key show a pair.
 __device__ __forceinline__ bool passes_key_mask(const BackwardParams& p, const SequenceInfo& s, int b, int row,
                                                 int head, int key) {
   if constexpr (!KeyMask::kAny) return true;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the main loop of the gradient kernel is made of: who a thread is, how stages are released, and how the sums of
-// dq leave.
+// Helpers of the mainloop of the gradient kernel: the rows of a thread, the release of stages, and how dq is passed to
+// the dq writers.
 #pragma once
 
 #include "backward/gemms.cuh"
@@ -10,32 +10,34 @@
 
 namespace attune::backward {
 
-// What a block does not compute has no registers.
+// Registers only for what the launch computes.
 struct Accumulators {
   float x[Config::kChannelsQk / 2];  // dk or dq, without the scale
   float v[Config::kChannelsV / 2];   // dv
 };
 
-// 0 or 1.
+// The consumer warpgroup of this thread, 0 or 1.
 __device__ __forceinline__ int math_group() {
   return __shfl_sync(0xffffffffu, (static_cast<int>(threadIdx.x) - 128) / 128, 0);
 }
-// Of this thread in registers 0 and 1 of its warpgroup's accumulators; those of registers 2 and 3 are 8 further.
+// The row, within its warpgroup, that this thread has in registers 0 and 1 of an accumulator; the row of registers 2
+// and 3 is 8 further.
 __device__ __forceinline__ int row_of_thread() {
   return static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }
 
-// Operands are made anew in each step where there are no registers for what derives from them.
+// Whether descriptors of operands are computed in each step, because there are no registers for what derives from them.
 constexpr bool kRematerialize = kAlibi || kTables || kKeyMasks || kSoftcap || (kSinkShares && Config::kTile == 32) ||
                            Config::kGradients == kernels::kGradientDk;
-// The descriptor of a warpgroup's own rows.
+// The descriptor of a warpgroup's resident rows.
 __device__ __forceinline__ ptx::Descriptor descriptor_of(unsigned rows) {
   unsigned at[1] = {rows};
   if constexpr (kRematerialize) ptx::pin(at);
   return ptx::uniform(ptx::descriptor_k_major(at[0]));
 }
 
-// Stores packed scores, [64 keys of four warps][4 kCount queries], transposed: to rows of 128 bytes, of queries.
+// Stores packed scores, [64 keys of four warps][4 kCount queries], transposed, to rows of 128 bytes, one for each
+// query.
 template <int kCount>
 __device__ __forceinline__ void store_scores_transposed(unsigned to, const unsigned (&x)[kCount]) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
@@ -51,8 +53,8 @@ __device__ __forceinline__ void store_scores_transposed(unsigned to, const unsig
 // Stores dq of a tile to shared memory.
 __device__ __forceinline__ void store_dq_tile(unsigned to, int group, const float (&x)[Config::kDqRegisters]) {
   using Tile = Config::DqTile;
-  // All addresses are an XOR of one that has byte_of()'s swizzle by the row: fewer registers than an address each, but
-  // with a softcap alone it is the other way round.
+  // All addresses are an XOR of one address, which has byte_of()'s swizzle by the row. That takes fewer registers than
+  // an address each, except with a softcap alone.
   constexpr bool kByXor = !kSoftcap || kSinkShares || kAlibi;
   const int row = row_of_thread();
   to += (kByXor ? Tile::byte_of(group, row, 0) : 0) + static_cast<int>(threadIdx.x) % 4 * 8;
@@ -65,12 +67,12 @@ __device__ __forceinline__ void store_dq_tile(unsigned to, int group, const floa
   }
 }
 
-// The same of a transposed tile, as multiply_transposed() has it.
+// The same for a transposed tile, as multiply_transposed() computes it.
 __device__ __forceinline__ void store_transposed_dq(unsigned to, int group, const float (&x)[Config::kDqRegisters]) {
   using Tile = Config::DqTile;
   constexpr int kLines = Config::kLinesQk / 2, kEights = Tile::kQueries / 8, kLine = 64 * Tile::kQueries * 4;
   to += Tile::byte_of(row_of_thread(), 0) + static_cast<int>(threadIdx.x) % 4 * 8;
-  // In a whole line of channels of the group; and in the odd line, of which it has half of the queries.
+  // In a whole line of channels of the warpgroup; and in the odd line, of which it has half of the queries.
   const unsigned whole = to + group * kLine, odd = (to ^ group * (kEights / 2 * 32)) + 2 * kLines * kLine;
 #pragma unroll
   for (int j = 0; j < Config::kDqRegisters; j += 2) {
@@ -80,7 +82,7 @@ __device__ __forceinline__ void store_transposed_dq(unsigned to, int group, cons
   }
 }
 
-// Gives dq of step i to the warps that add it.
+// Passes dq of step i to the dq writers.
 __device__ __forceinline__ void publish_dq(const Smem& smem, int group, int i,
                                              const float (&x)[Config::kDqRegisters]) {
   const int buffer = i % Config::kDqBuffers;
@@ -98,15 +100,15 @@ __device__ __forceinline__ void sync_consumers() {
   ptx::named_barrier_sync(kConsumerBarrier, 32 * Config::kConsumerWarps);
 }
 
-// Makes rows from `first` on zeros, in a tile of lines of kRows rows. Behind a sequence's last row TMA copies those of
-// others: 0 times a NaN of theirs would be NaN, and the bits of a sequence would follow from its neighbours.
+// Zeroes rows from `first` on, in a tile of lines of kRows rows. After a sequence's last row TMA copies rows of other
+// sequences: 0 times a NaN of theirs would be NaN, and the bits of a sequence would depend on its neighbours.
 template <int kLines, int kRows>
 __device__ __forceinline__ void clear_rows(unsigned tile, int first) {
   const int pieces = (kRows - first) * 8;
   for (int i = static_cast<int>(threadIdx.x) - 128; i < kLines * pieces; i += 32 * Config::kConsumerWarps)
     ptx::store_shared_zero(tile + (i / pieces * kRows + first) * 128 + i % pieces * 16);
 }
-// Of the block's keys, of which dq takes all; called when they have come.
+// For the block's keys, all of which enter dq. Called when they have arrived.
 __device__ __forceinline__ void clear_keys_behind_the_last(const Smem& smem, const WorkTile& work) {
   const int count = work.s.num_keys - work.begin;
   if (count >= kBackwardRows) return;
@@ -114,19 +116,19 @@ __device__ __forceinline__ void clear_keys_behind_the_last(const Smem& smem, con
   ptx::fence_async_proxy();
   sync_consumers();
 }
-// Of a step's tile, what a gradient takes of it; called when it has come.
+// For those operands of a step's tile that enter a gradient. Called when they have arrived.
 __device__ __forceinline__ void clear_tile_behind_the_last(const Smem& smem, const WorkTile& work, int row, int x_stage,
                                                            int y_stage) {
   const int count = (Config::kOfQueries ? work.s.num_keys : work.s.num_q) - row;
   if (count >= Config::kTile) return;
-  sync_consumers();  // both have its S
+  sync_consumers();  // both warpgroups have its S
   if constexpr (Config::kWithDx) clear_rows<Config::kLinesQk, Config::kTile>(smem.x(x_stage), count);
   if constexpr (Config::kWithDv) clear_rows<Config::kLinesV, Config::kTile>(smem.y(y_stage), count);
   ptx::fence_async_proxy();
   sync_consumers();
 }
 
-// All consumer warps arrive, when they have read a stage.
+// Called by all consumer warps, after they have read a stage.
 __device__ __forceinline__ void release(unsigned empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) ptx::arrive(empty);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The TMA producer of the gradient kernel: one warp copies the block's own rows, then tile after tile of the other
-// side, as far ahead as the stages allow. Rows behind a sequence's end belong to others, or are zeros; they are masked.
+// The TMA producer of the gradient kernel: one warp copies the block's resident rows, then one tile of the streamed
+// side after the other, as far ahead as the stages allow. Rows after a sequence's end belong to other sequences, or are
+// zeros; they are masked.
 #pragma once
 
 #include "backward/config.cuh"
@@ -9,7 +10,7 @@
 
 namespace attune::backward {
 
-// [batch or 1, rows, heads, channels]: boxes of one line of channels of the own rows, or of a tile's.
+// [batch or 1, rows, heads, channels]: boxes of one line of channels, of the resident rows or of a tile's rows.
 struct Maps {
   const ptx::TensorMap &own_x, &own_y, &x, &y;
 };
@@ -41,7 +42,7 @@ class Producer {
   }
 
  private:
-  // Of queries with the stats of its rows.
+  // Rows of queries come together with their stats.
   __device__ __forceinline__ void load_x(const common::PipelineState& pipe, int head, int row) const {
     constexpr int kStatsBytes = Config::kOfQueries ? 0 : Config::kTile * sizeof(RowStats);
     const unsigned full = smem_.x_full(pipe.stage);
@@ -58,7 +59,7 @@ class Producer {
     copy<Config::kLinesV, Config::kTile>(smem_.y(pipe.stage), maps_.y, full, !Config::kOfQueries, head, row);
   }
 
-  // of_q: rows as of q, else as of k.
+  // of_q: rows are those of q, otherwise those of k.
   template <int kLines, int kCount>
   __device__ __forceinline__ void copy(unsigned to, const ptx::TensorMap& map, unsigned full, bool of_q, int head,
                                        int row) const {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Computes rows of dq, dk and dv again that the gradient kernel left with a NaN or infinity. There a masked pair adds
-// 0 * NaN. Here only visible pairs are read, one after the other, in fp32, so a NaN that remains is the row's own. In a
-// block that has such rows, each warp takes one row at a time. Grid: blocks of rows times heads, of queries or of keys.
+// Recomputes rows of dq, dk and dv that the gradient kernel left with a NaN or infinity, because a masked pair adds 0 *
+// NaN there. Here only visible pairs are read, one after the other, in fp32, so a NaN that remains is correct. In a
+// block with such rows each warp takes one row at a time. Grid: blocks of rows times heads, of queries or of keys.
 #include "backward/masks.cuh"
 #include "backward/scores.cuh"
 #include "ptx/grid.cuh"
@@ -11,7 +11,7 @@ namespace attune::backward {
 
 constexpr bool kOfKeys = ATTUNE_OF_KEYS != 0;
 constexpr int kThreads = 256, kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
-// Two blocks leave a thread 128 registers, too few for rows of 256 channels.
+// Two blocks leave 128 registers for each thread, too few for rows of 256 channels.
 constexpr int kBlocksPerSm = kHeadDimQk > 192 || kHeadDimV > 192 ? 1 : 2;
 
 // A row over the lanes of a warp: channel lane + 32 i.
@@ -88,7 +88,7 @@ struct Rows {
     return x;
   }
 
-  // P and dS of a pair; false: the pair adds nothing.
+  // P and dS of a pair. Returns false if the pair adds nothing.
   __device__ __forceinline__ bool softmax(const RowX& q, const RowX& k, const RowY& dout, const RowY& v,
                                           const RowStats& stats, const Pair& pair, float& probability,
                                           float& ds) const {
@@ -103,7 +103,7 @@ struct Rows {
   }
 };
 
-// Whether a row as it was stored is finite, or nobody wants it.
+// Whether a row is finite as it was stored, or is not wanted.
 template <class Row>
 __device__ __forceinline__ bool is_finite(const GradientRows& to, long long first) {
   if (to.data == nullptr) return true;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stats of every row of q: its lse in base 2, and delta = <dout, out> - dlse. With sinks the lse includes
-// them, or the stats hold the share that the sink leaves, and each block sums its dsinks. Also sets all semaphores of
-// dq to 0: a block of keys that found another value could wait for ever.
-// Grid: blocks of queries times query heads.
+// The stats of every row of q: its lse in base 2, and delta = <dout, out> - dlse. With sinks either the lse includes
+// them, or the stats have the share that the sink leaves, and each block sums its dsinks. Also sets all semaphores of
+// dq to 0: with another value a block of keys could wait forever. Grid: blocks of queries times query heads.
 #include "backward/block_sums.cuh"
 #include "backward/sinks.cuh"
 #include "ptx/grid.cuh"
@@ -13,7 +12,7 @@ constexpr int kThreads = 256;
 constexpr bool kWithSinks = ATTUNE_WITH_SINKS != 0;
 static_assert(kWithSinks || !kSinkShares, "a share of what?");
 
-// What lies where for a sequence and a head.
+// Where the tensors' rows of a sequence and head begin.
 struct RowsOf {
   const BackwardParams& p;
   const SequenceInfo& s;
@@ -27,7 +26,7 @@ struct RowsOf {
     return p.lse[q_offset(p, s, b, p.lse_batch_stride, p.lse_row_stride) + row * p.lse_row_stride +
                  head * p.lse_head_stride];
   }
-  // Makes the stats of a row from <dout, out>. A row that sees nothing adds nothing, whatever its dout holds. Returns
+  // Makes the stats of a row from <dout, out>. A row that sees nothing adds nothing, whatever its dout has. Returns
   // what the row adds to -dsinks.
   __device__ __forceinline__ float store(int row, float product) const {
     const float of_row = lse(row);
@@ -49,7 +48,7 @@ struct RowsOf {
   }
 };
 
-// <dout, out> of a row by the lanes of a warp.
+// <dout, out> of a row, by the lanes of a warp.
 __device__ __forceinline__ float dot(const RowsOf& rows, int row) {
   const BackwardParams& p = rows.p;
   float sum = 0;
@@ -60,7 +59,7 @@ __device__ __forceinline__ float dot(const RowsOf& rows, int row) {
   return sum_of_lanes(sum);
 }
 
-// The same by 16 bytes: eight lanes have a row, four rows a warp.
+// The same with loads of 16 bytes: eight lanes have a row, a warp four rows.
 struct EightLanes {
   static constexpr int kPieces = ATTUNE_HEAD_DIM_V / 8;  // of a row; a lane has every eighth
 
@@ -74,7 +73,7 @@ struct EightLanes {
                ptx::f16_to_float(static_cast<unsigned short>(y >> 16));
   }
 
-  // out, dout: of the row; null: there is none.
+  // out, dout: of the row; null: there is no row.
   __device__ __forceinline__ static float dot(const char* out, const char* dout) {
     float sum = 0;
 #pragma unroll

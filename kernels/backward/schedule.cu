@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists the blocks of rows of the backward from the lengths on the device: block 0 those of queries, block 1 those of
-// keys. Those that see most come first, so that no long one begins last: a counting sort by the rows that they see.
-// Those of a sequence keep their order, which a block of keys needs (gradients.cu); sequences come in any.
+// Lists the blocks of rows of the backward, from the lengths on the device. Grid: block 0 lists those of queries, block
+// 1 those of keys. Blocks that see most rows come first, so that no long one begins last: a counting sort by the number
+// of rows that they see. Blocks of a sequence keep their order, which the sums of dq need (gradients.cu); sequences
+// come in any order.
 #include "backward/rows.cuh"
 #include "ptx/grid.cuh"
 #include "scheduler/scan.cuh"
@@ -9,12 +10,13 @@
 namespace attune::backward {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32, kBuckets = 1024;
-// This many blocks of a sequence follow each other in the list: they read the same rows of the other side and add to
-// the same sums of dq, while these are in L2.
+// This many blocks of a sequence are adjacent in the list: they read the same streamed rows and add to the same sums of
+// dq, while these are in L2.
 constexpr int kRun = 4;
 
-// The rows that a block of rows sees. Of keys it is an upper bound that never grows along a sequence: so the order by
-// this number keeps the blocks of a sequence in their order, and none waits for one that is listed behind it.
+// The number of rows that a block of rows sees. For keys it is an upper bound that never grows along a sequence, so the
+// order by this number keeps the blocks of a sequence in their order, and none waits for a block that comes later in
+// the list.
 __device__ __forceinline__ int rows_seen(const BackwardParams& p, const SequenceInfo& s, bool of_keys, int begin,
                                          int end) {
   if (of_keys) {
@@ -27,11 +29,11 @@ __device__ __forceinline__ int rows_seen(const BackwardParams& p, const Sequence
   return max(keys_of_query(p, s, end - 1).end - keys_of_query(p, s, begin).begin, 0);
 }
 
-// Each warp takes a sequence, and its lanes call body together. With many sequences each thread takes one.
+// Each warp takes a sequence, and its lanes call body together. In large batches each thread takes one.
 __device__ __forceinline__ bool has_warps(const BackwardParams& p) { return p.batch < kThreads; }
 
-// Calls body(b, first row, rows that it sees) for the blocks of rows, those of a sequence in order. A lane of a warp
-// that has no block: -1.
+// Calls body(b, first row, rows that it sees) for the blocks of rows, those of a sequence in order. A lane of the warp
+// without a block passes -1.
 template <class Body>
 __device__ __forceinline__ void for_each_block(const BackwardParams& p, bool of_keys, const Body& body) {
   const int lanes = has_warps(p) ? 32 : 1, lane = static_cast<int>(threadIdx.x) % lanes;
@@ -57,7 +59,7 @@ __device__ __forceinline__ int take_position(bool of_warp, int bucket, int* firs
   return __shfl_sync(0xffffffffu, at, leader) + __popc(same & ((1u << lane) - 1));
 }
 
-// The blocks that see most are in bucket 0. shift: scales the count down to the number of buckets.
+// Blocks that see most are in bucket 0. shift: reduces the count to the number of buckets.
 __device__ __forceinline__ int bucket_of(int seen, int shift) { return kBuckets - 1 - (seen >> shift); }
 
 __device__ __forceinline__ void list_blocks(const BackwardParams& p, bool of_keys, BackwardList* list) {
@@ -76,7 +78,7 @@ __device__ __forceinline__ void list_blocks(const BackwardParams& p, bool of_key
     if (seen >= 0) atomicAdd(&first[bucket_of(seen, shift)], 1);
   });
   __syncthreads();
-  // The counts become where each bucket begins.
+  // Replaces the counts by the positions at which buckets begin.
   const int count = first[thread];
   const int upto = static_cast<int>(scheduler::inclusive_sum_of_warp(count));
   if (lane == 31) of_warp[warp] = upto;
@@ -88,8 +90,8 @@ __device__ __forceinline__ void list_blocks(const BackwardParams& p, bool of_key
     all += of_warp[w];
   }
   first[thread] = before + upto - count;
-  // If sequences overlap (a wrong cu_seqlens), there may be more blocks than the list holds: the rest is left out, or
-  // all where they cannot be counted.
+  // If sequences overlap (a wrong cu_seqlens), there may be more blocks than the list has room for. Then the rest is
+  // left out, or all blocks if they cannot be counted.
   const int most_tiles = of_keys ? p.max_kv_tiles : p.max_q_tiles;
   if (thread == 0) {
     list->num_tiles = all > 0x7fffffff ? 0 : min(static_cast<int>(all), most_tiles);

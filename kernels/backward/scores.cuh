@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scores in base 2 of products <q, k>, and how fast they grow with them.
+// Scores in base 2 of products <q, k>, and their slopes with respect to the products.
 #pragma once
 
 #include "backward/rows.cuh"
@@ -16,10 +16,10 @@ constexpr bool kTables = (ATTUNE_SCORE & use::kTables) != 0;
 
 struct Score {
   float value;
-  float slope;  // 1 - (value / cap)^2; without a softcap 1
+  float slope;  // 1 - (value / cap)^2; 1 without a softcap
 };
 
-// unit: from a product to a score; with a softcap to y = x / cap, whose score is level tanh(y).
+// unit: from a product to a score; with a softcap, to y = x / cap, whose score is level tanh(y).
 struct Scores {
   float unit, level;
 
@@ -37,7 +37,7 @@ struct Scores {
   }
 };
 
-// The slope of ALiBi in base 2. 0 without.
+// The slope of ALiBi in base 2; 0 without ALiBi.
 __device__ __forceinline__ float slope_of(const BackwardParams& p, int b, int head) {
   if constexpr (!kAlibi) return 0.0f;
   return p.alibi[b * p.alibi_batch_stride + head * p.alibi_head_stride] * common::kLog2e;
@@ -48,7 +48,7 @@ __device__ __forceinline__ void add_alibi(Score& score, float slope, float dista
   if constexpr (kAlibi) score.value = fmaf(-slope, distance, score.value);
 }
 
-// Adds what tables have for a pair.
+// Adds the terms of the tables for a pair.
 __device__ __forceinline__ void add_tables(Score& score, const BackwardParams& p, const SequenceInfo& s, int head,
                                            int row, int key) {
   if constexpr (kTables) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sinks in the backward: what they change in the stats of a row.
+// Sinks in the backward: how they change the stats of a row.
 #pragma once
 
 #include "backward/rows.cuh"
@@ -7,16 +7,16 @@
 
 namespace attune::backward {
 
-// The sink of a row's head beside the row's lse, which is without it.
+// The sink of a row's head, and the row's lse, which does not include it.
 struct Sink {
   float gap;  // sink - lse, in base 2
 
   __device__ __forceinline__ Sink(float sink, float lse) : gap((sink - lse) * common::kLog2e) {}
-  // The sum of P that the keys keep, and the sink's own P.
+  // The sum of P that is left to the keys, and P of the sink.
   __device__ __forceinline__ float share() const { return ptx::reciprocal_approx(1.0f + ptx::exp2_approx(gap)); }
   __device__ __forceinline__ float probability() const { return ptx::reciprocal_approx(1.0f + ptx::exp2_approx(-gap)); }
-  // Adds the sink to stats that have neither it nor dlse: to the lse, or as a share beside it. An infinite sink makes
-  // the share 0, but the row still sees its keys.
+  // Adds the sink to stats that have neither the sink nor dlse: to the lse, or as the share. An infinite sink makes the
+  // share 0, but the row still sees its keys.
   __device__ __forceinline__ void add_to(kernels::RowStats& stats) const {
     const float more = fmaxf(gap, 0.0f) + ptx::log2_approx(1.0f + ptx::exp2_approx(-fabsf(gap)));
     stats.lse2 = gap == ptx::infinity() ? 3e38f : stats.lse2 + more;

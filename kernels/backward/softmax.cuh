@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// P and dS of the scores that a thread has: of two own rows, eight apart, and of rows of a tile, the columns. 0 where
-// query and key do not see each other, by selection: what is masked may be NaN.
+// P and dS of a thread's scores: of two resident rows, eight apart, and of rows of a tile, which are the columns. They
+// are 0 if query and key do not see each other, by a select, because masked scores may be NaN.
 #pragma once
 
 #include "backward/config.cuh"
@@ -11,7 +11,7 @@
 
 namespace attune::backward {
 
-// Where a score is, for the tables of masks and biases.
+// The coordinates of a score, for the tables of masks and biases.
 struct ScoreCoords {
   const BackwardParams& p;
   const WorkTile& work;
@@ -45,9 +45,9 @@ class Softmax {
                       first + kScores * 2 - 7 < min(visible_[0].end, visible_[1].end);
     return !__any_sync(0xffffffffu, !mine);
   }
-  // Turns scores s into the factor of dS (without sinks dS = factor * (dP - delta)) and into packed P. They differ in
-  // two cases: the factor also has the softcap's slope, and P the share that a sink leaves. The tile's stats are in
-  // `stage`. slope: of ALiBi.
+  // Turns scores s into the factor of dS (without sinks, dS = factor * (dP - delta)) and into packed P. The two differ
+  // in two cases: the factor also has the softcap's slope, and P has the share that a sink leaves. The tile's stats are
+  // in `stage`. slope: of ALiBi.
   __device__ __forceinline__ void forward(const ScoreCoords& coords, bool unmasked, int row, int stage, float slope,
                                           float (&s)[kScores], unsigned (&packed)[kScores / 2]) const {
     if constexpr (kSinkShares || kSoftcap || kAlibi || kTables) {
@@ -66,17 +66,17 @@ class Softmax {
     });
   }
 
-  // Pairs of 16 bits: matrices of 8 own rows and 8 columns, one after the other for both rows of a thread.
+  // Packs to 16 bits: matrices of 8 resident rows and 8 columns, one after the other for both rows of a thread.
   __device__ __forceinline__ static void pack(const float (&x)[kScores], unsigned (&to)[kScores / 2]) {
 #pragma unroll
     for (int j = 0; j < kScores; j += 2) to[j / 2] = pack(x[j], x[j + 1]);
   }
 
  private:
-  // From a key to a query columns go on, or back.
+  // The direction from a key to a query along the columns.
   static constexpr int kToQuery = Config::kOfQueries ? -1 : 1;
 
-  // The column of register j in the tile, and whether its pair counts.
+  // The column of register j in the tile; whether its pair counts.
   __device__ __forceinline__ int column_of(int j) const { return column_ + j / 4 * 8 + j % 2; }
   __device__ __forceinline__ bool sees(int j, int row) const {
     if constexpr (kKeyMasks) return (visible_pairs_ >> j & 1) != 0;
@@ -121,10 +121,10 @@ class Softmax {
   __device__ __forceinline__ static void load_share(unsigned at, kernels::SinkRowStats& stats) {
     stats.share = ptx::load_shared(at + ATTUNE_OFFSET_OF(kernels::SinkRowStats, share));
   }
-  // racecheck reports these loads with the copy of a later tile: it does not follow one lane's arrival for its warp at
-  // the stage's empty barrier.
+  // racecheck reports these loads with the copy of a later tile: it does not model one lane that arrives for its warp
+  // at the stage's empty barrier.
   __device__ __forceinline__ RowStats column_stats(int j, int stage) const {
-    if constexpr (Config::kOfQueries) return {};  // stats are of the own rows
+    if constexpr (Config::kOfQueries) return {};  // stats are of the resident rows
     const unsigned at = smem_.stats(stage) + column_of(j) * static_cast<int>(sizeof(RowStats));
     const float2 x = ptx::load_shared_pair(at);
     RowStats stats = {x.x, x.y};
@@ -158,7 +158,7 @@ class Softmax {
     return Config::kMmaType == ptx::Type::kBf16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
   }
 
-  // Computes P where it differs from the factor of dS, pair by pair: the registers have no room for both.
+  // Computes P if it differs from the factor of dS, pair by pair, because the registers have no room for both.
   __device__ __forceinline__ void make_factors_and_p(const ScoreCoords& coords, bool unmasked, int row, int stage,
                                                      float slope, float (&s)[kScores],
                                                      unsigned (&packed)[kScores / 2]) const {
@@ -199,8 +199,8 @@ class Softmax {
   const int column_;
   int ahead_ = 0;               // with ALiBi: from register 0's key to its query, in a tile that begins at row 0
   Span visible_[2];             // by causality and windows
-  unsigned visible_pairs_ = 0;  // with masks, of the last tile
-  RowStats own_stats_[2] = {};  // where these are queries
+  unsigned visible_pairs_ = 0;  // with masks: of the last tile
+  RowStats own_stats_[2] = {};  // if the resident rows are queries
 };
 
 }  // namespace attune::backward

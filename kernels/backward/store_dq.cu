@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores dq from its sums, and flags blocks of rows that have a NaN or infinity. Grid: blocks of queries times query
-// heads.
+// Stores dq from its sums, and flags blocks of rows with a NaN or infinity. Grid: blocks of queries times query heads.
 #include "backward/dq.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/math.cuh"
@@ -10,13 +9,13 @@ namespace attune::backward {
 constexpr int kThreads = 256, kHeadDimQk = ATTUNE_HEAD_DIM_QK;
 using Tile = DqTile<kHeadDimQk, ATTUNE_HEAD_DIM_V>;
 
-// Whether eight channels can be stored by 16 bytes.
+// Whether eight channels can be stored with stores of 16 bytes.
 __device__ __forceinline__ bool takes_eights(const GradientRows& to) {
   return kHeadDimQk % 8 == 0 && to.dim_stride == 1 && (to.row_stride | to.head_stride | to.batch_stride) % 8 == 0 &&
          reinterpret_cast<unsigned long long>(to.data) % 16 == 0;
 }
 
-// Stores channels channel .. channel + 7 of the row that begins at `first`, as far as there are so many.
+// Stores channels channel .. channel + 7 of the row that begins at `first`, or as many as exist.
 __device__ __forceinline__ void store_eight(const GradientRows& to, bool eights, long long first, int channel,
                                             const float (&x)[8]) {
   if (eights && to.dtype == common::kFloat32) {
@@ -40,7 +39,7 @@ __device__ __forceinline__ void store_eight(const GradientRows& to, bool eights,
   }
 }
 
-// A tile of queries, of a sequence and a head.
+// A tile of queries of a sequence and a head.
 struct TileOfDq {
   const BackwardParams& p;
   const SequenceInfo& s;
@@ -49,12 +48,12 @@ struct TileOfDq {
   bool eights;
 
   __device__ __forceinline__ bool has(int row) const { return begin + row < s.num_q; }
-  // Whether any block has added to a row. If not, its sums hold whatever was in memory.
+  // Whether any block has added to a row. If not, its sums are uninitialised.
   __device__ __forceinline__ bool sees(int row) const {
     const bool any = sees_any(p, s, b, begin + row);
     return has(row) && any;
   }
-  // Scales and stores eight channels of a row, which are 0 if it sees nothing. Returns whether they are finite.
+  // Scales and stores eight channels of a row; they are 0 if the row sees nothing. Returns whether they are finite.
   __device__ __forceinline__ bool store(int row, int channel, float (&x)[8]) const {
     const bool any = sees(row);
     bool finite = true;
@@ -68,7 +67,7 @@ struct TileOfDq {
   }
 };
 
-// Stores the tile. Returns whether what this thread had is finite.
+// Stores the tile. Returns whether all numbers of this thread were finite.
 __device__ __forceinline__ bool store_rows(const TileOfDq& t) {
   constexpr int kEights = 2 * Tile::Half::kChannels / 8;
   bool finite = true;
@@ -85,8 +84,8 @@ __device__ __forceinline__ bool store_rows(const TileOfDq& t) {
   }
   return finite;
 }
-// The same of a transposed tile: a thread has eight channels of two queries, four threads have 32 bytes of each sum's
-// line, and those of eight such fours store 128 bytes of a row.
+// The same for a transposed tile: a thread has eight channels of two queries; four threads have 32 bytes of each sum's
+// line, and eight such groups of four store 128 bytes of a row.
 __device__ __forceinline__ bool store_columns(const TileOfDq& t) {
   constexpr int kEights = (kHeadDimQk + 7) / 8;
   bool finite = true;

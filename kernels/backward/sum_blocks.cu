@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// dsinks or dt5_bias of the sums that blocks of queries have made, always in the same order. Grid: entries.
+// Sums dsinks or dt5_bias over blocks of queries, always in the same order. Grid: entries.
 #include "backward/block_sums.cuh"
 #include "ptx/grid.cuh"
 
@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(attune::backward::kThreads)
   using namespace attune::backward;
   ptx::wait_for_previous_kernels();
   const int line = static_cast<int>(blockIdx.x);
-  // A warp has a sequence; of many, a thread has one.
+  // Each warp has a sequence; in large batches each thread has one.
   const int lanes = p.batch < kThreads ? 32 : 1;
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   float sum = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compile-time configuration, the shared memory and the work of gradients_mma.cu, and of dbias.cu and dt5_bias.cu,
-// which compute the same products. Of either side, x is what scores
-// are made of, k or q, and y the other operand, v or dout; a block has own rows of one, and tiles of the other.
+// The configuration, shared memory and work of gradients_mma.cu, and of dbias.cu and dt5_bias.cu, which compute the
+// same GEMMs. On each side x is the operand of the scores, k or q, and y the other operand, v or dout. A block has
+// resident rows of one side and streams tiles of the other.
 #pragma once
 
 #include "backward/masks.cuh"
@@ -12,23 +12,25 @@ namespace attune::backward::mma {
 
 struct Config {
   static constexpr int kType = ATTUNE_TYPE, kGradients = ATTUNE_GRADIENTS;
-  static constexpr bool kOfTables = (kGradients & kernels::kGradientTables) != 0;  // sums of dZ, of no slope
+  static constexpr bool kOfTables = (kGradients & kernels::kGradientTables) != 0;  // sums of dZ, without a slope
   static constexpr bool kOfQueries = kOfTables || kGradients == kernels::kGradientDq;
   static constexpr bool kWithDx = kGradients != kernels::kGradientDv,
                         kWithDv = (kGradients & kernels::kGradientDv) != 0;
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
   static constexpr bool kIsFp32 = kType == common::kFloat32;
-  // Of a number in shared memory: 2 where products are of 16 bits, else of TF32, which holds 16 bits as they are.
+  // Bytes of a number in shared memory: 2 if the GEMMs are of 16 bits, otherwise those of TF32, which holds 16 bits
+  // unchanged.
   static constexpr int kNumberBytes = kernels::mma_number_bytes(kGradients, common::element_size(kType));
   static constexpr bool kIn16Bits = kNumberBytes == 2;
   static constexpr int kLinesQk = kernels::mma_lines(kHeadDimQk, kNumberBytes),
                        kLinesV = kernels::mma_lines(kHeadDimV, kNumberBytes);
   static constexpr int kWarps = ATTUNE_WARPS, kThreads = 32 * kWarps, kRows = 16 * kWarps, kTile = ATTUNE_TILE;
-  // Rows of a tile that are taken at a time: S, dP and their sums have no more registers beside dk and dv.
+  // Whether half of a tile's rows are taken at a time, because beside dk and dv no more registers are left for S, dP
+  // and their sums.
   static constexpr bool kHalves = kTile > 16 && kGradients == kernels::kGradientDkDv && kLinesQk + kLinesV > 4;
   static constexpr int kStep = kHalves ? kTile / 2 : kTile;
   static constexpr int kEights = kStep / 8;
-  static constexpr int kBlocksOfTile = kBackwardRows / kRows;  // of a tile of the lists
+  static constexpr int kBlocksOfTile = kBackwardRows / kRows;  // blocks of a tile of the list
   static_assert(kTile == 16 || kTile == 32, "an accumulator line and a word of pairs have room for four eights");
   static_assert(kBackwardRows % kRows == 0, "blocks would cross the tiles of the lists");
   static_assert(kGradients != kernels::kGradients, "dq has a pass of its own");
@@ -36,13 +38,13 @@ struct Config {
                 "dk and dv would not fit the registers");
 };
 
-// Rows of lines of 32 channels in fp32, or 64 in 16 bits; those behind the last one are 0.
+// Rows are lines of 32 channels in fp32, or 64 in 16 bits; rows after the last one are 0.
 template <int kLines>
 struct Layout {
   static constexpr int kPitch = kLines * 128;  // bytes
-  // What a row's chunks of 16 bytes are XORed with in each line. A phase of eight lanes has four chunks of two rows
-  // (products along the channels), or two chunks of rows 2t (along the rows): either way other banks each. In 16 bits
-  // it has one chunk of eight rows.
+  // The swizzle: the chunks of 16 bytes of a row are XORed with this in each line. A phase of eight lanes has four
+  // chunks of two rows (GEMMs along the channels), or two chunks of rows 2t (along the rows), in different banks in
+  // both cases. In 16 bits it has one chunk of eight rows.
   __device__ __forceinline__ static constexpr int twist(int row) {
     return Config::kIn16Bits ? row & 7 : (row & 2) | ((row ^ row >> 2) & 1) << 2;
   }
@@ -53,23 +55,23 @@ struct Layout {
 using LayoutX = Layout<Config::kLinesQk>;
 using LayoutY = Layout<Config::kLinesV>;
 
-// The own rows of a block, and the rows of the other side that they see.
+// The resident rows of a block, and the streamed rows that they see.
 struct WorkTile {
   SequenceInfo s;
-  int batch, head;      // head: of the own side
-  int begin, end;       // own rows
-  int first, last;      // rows of the other side: from the first tile's first one to behind the last that counts
-  int vectors;          // bits: q, dout, k and v lie at multiples of 16 bytes, channels side by side
+  int batch, head;      // head: of the resident side
+  int begin, end;       // resident rows
+  int first, last;      // streamed rows: from the first row of the first tile to after the last row that counts
+  int vectors;          // bits: q, dout, k and v are aligned to 16 bytes and have contiguous channels
 
-  // The first own row: a block of dbias.cu has positions, which may begin before the sequence's queries.
+  // The first resident row: a block of dbias.cu has positions, which may begin before the sequence's queries.
   __device__ __forceinline__ int first_row() const { return Config::kOfTables ? max(begin, 0) : begin; }
   __device__ __forceinline__ bool has(int row) const { return row < end && (!Config::kOfTables || row >= 0); }
-  // Rows of the other side that are visible to an own row by causality and windows.
+  // The streamed rows that are visible to a resident row by causality and windows.
   __device__ __forceinline__ Span visible_to(const BackwardParams& p, int row) const {
     if (!has(row)) return {0, 0};
     return Config::kOfQueries ? keys_of_query(p, s, row) : queries_of_key(p, s, row);
   }
-  // Of a pair of an own row and one of the other side.
+  // The query and the key of a pair of a resident row and a streamed row.
   __device__ __forceinline__ static int query(int own, int other) { return Config::kOfQueries ? own : other; }
   __device__ __forceinline__ static int key(int own, int other) { return Config::kOfQueries ? other : own; }
 };
@@ -87,7 +89,7 @@ __device__ __forceinline__ int find_vectors(const BackwardParams& p) {
          vectors_bit(p.new_v, kVectorsV);
 }
 
-// tile: of the list; slice: the block's number in it. Without own rows begin is not below end.
+// tile: of the list; slice: the block's number in the tile. If there are no resident rows, begin is not below end.
 __device__ __forceinline__ WorkTile work_tile_of(const BackwardParams& p, const BackwardTile& tile, int slice,
                                                  int head) {
   WorkTile w;
@@ -95,7 +97,8 @@ __device__ __forceinline__ WorkTile work_tile_of(const BackwardParams& p, const 
   w.batch = tile.batch, w.head = head, w.begin = tile.begin + slice * Config::kRows;
   w.end = min(w.begin + Config::kRows, Config::kOfQueries ? w.s.num_q : key_extent(p, tile.batch));
   w.first = w.last = 0, w.vectors = find_vectors(p);
-  const int last = (Config::kOfQueries ? w.end : min(w.end, w.s.num_keys)) - 1;  // that is seen, or sees
+  // the last resident row that sees a key, or that is seen
+  const int last = (Config::kOfQueries ? w.end : min(w.end, w.s.num_keys)) - 1;
   const int first = w.first_row();
   if (last < first) return w;
   Span seen = {w.visible_to(p, first).begin, w.visible_to(p, last).end};
@@ -124,17 +127,17 @@ struct Smem {
                                                              common::element_size(Config::kType)),
                 "the host asks for another size");
   unsigned char* memory;
-  unsigned base;  // its shared address
+  unsigned base;  // the shared address of the storage
   __device__ __forceinline__ explicit Smem(unsigned char* shared)
       : memory(shared), base(ptx::shared_address(shared)) {}
   __device__ __forceinline__ WorkTile& work() const { return *reinterpret_cast<WorkTile*>(memory + kWork); }
-  // A word of each warp, behind the work: which sequences have a block's entries (dbias.cu).
+  // A word for each warp, after the work: which sequences use a block's entries (dbias.cu).
   __device__ __forceinline__ unsigned& sequences(int warp) const {
     constexpr int kBegin = kernels::kMmaWorkBytes - 4 * Config::kWarps;
     static_assert(static_cast<int>(sizeof(WorkTile)) <= kBegin);
     return reinterpret_cast<unsigned*>(memory + kWork + kBegin)[warp];
   }
-  // The sums of T5's buckets of a warp.
+  // A warp's sums of T5's buckets.
   __device__ __forceinline__ unsigned buckets(int warp) const { return base + kBuckets + warp * kBucketsOfWarp; }
   __device__ __forceinline__ unsigned own_x() const { return base + kOwnX; }
   __device__ __forceinline__ unsigned own_y() const { return base + kOwnY; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// dZ of the own rows of a block, queries, and a tile of keys: what dbias.cu and dt5_bias.cu sum.
+// dZ of a block's resident queries and a tile of keys, which dbias.cu and dt5_bias.cu sum.
 #pragma once
 
 #include "backward/mma/products_16.cuh"
@@ -10,7 +10,7 @@ namespace attune::backward::mma {
 
 static_assert(Config::kOfTables && Config::kStep == Config::kTile);
 
-// The product of two rows, channel by channel: of the block's, from their shared addresses.
+// The fp32 dot product of a resident row and a row of the tile, from their shared addresses.
 template <int kLines>
 __device__ __forceinline__ float product_of_rows(unsigned own, int own_row, unsigned tile, int tile_row) {
   using Rows = Layout<kLines>;
@@ -26,8 +26,8 @@ __device__ __forceinline__ float product_of_rows(unsigned own, int own_row, unsi
   return sum;
 }
 
-// The two parts of an infinity are an infinity and a NaN. So a NaN among products of fp32 is computed again as one of
-// fp32: an infinite key has scores of -inf, which count for nothing.
+// The two TF32 parts of an infinity are an infinity and a NaN. So a product that is NaN is computed again in fp32: an
+// infinite key has scores of -inf, which count for nothing.
 __device__ __forceinline__ void compute_nan_again(const Smem& smem, unsigned pairs, Scores& s, Scores& d) {
   bool finite = true;
 #pragma unroll
@@ -49,15 +49,15 @@ __device__ __forceinline__ void compute_nan_again(const Smem& smem, unsigned pai
   }
 }
 
-// dZ of this thread's pairs, whose keys begin at `key`; 0 where a query and a key do not see each other. False: the
-// warp has no pair that counts. All threads of the block call it: they copy the tile first. head: of q.
+// dZ of this thread's pairs, whose keys begin at `key`; 0 if a query and a key do not see each other. Returns false if
+// the warp has no pair that counts. All threads of the block call it, because they copy the tile first. head: of q.
 __device__ __forceinline__ bool make_dz(const BackwardParams& p, const Smem& smem, int head, int key, Scores& dz) {
   const WorkTile& work = smem.work();
-  __syncthreads();  // all have read the tile before
+  __syncthreads();  // all warps have read the previous tile
   copy_tile(p, smem, head, key);
   ptx::commit_copies();
   ptx::wait_copies<0>();
-  __syncthreads();  // the tile is there
+  __syncthreads();  // the tile has arrived
   const unsigned pairs = visible_pairs(p, work, head, key);
   if (__any_sync(0xffffffffu, pairs != 0) == 0) return false;
   const unsigned warp = threadIdx.x / 32;

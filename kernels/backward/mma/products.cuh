@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of gradients_mma.cu by mma.m16n8k8 of TF32. A number of fp32 is the sum of two of TF32, high and low,
-// and a product of such takes three: low * high, high * low, high * high. What is left out, low * low and the last bit
-// of low, is below 2^-22 of the product.
+// The GEMMs of gradients_mma.cu by mma.m16n8k8 of TF32. An fp32 number is the sum of two TF32 numbers, high and low,
+// and a product takes three: low * high, high * low, high * high. The terms that are left out, low * low and the last
+// bit of low, are below 2^-22 of the product.
 //
-// The tensor cores round their sums towards zero after every 8 terms. So the small products have sums of their own, and
-// sums of large ones are added up in fp32, to nearest, after 32 terms.
+// The tensor cores round their sums towards zero after every 8 terms. So the small products have separate sums, and
+// sums of large products are added up in fp32, to nearest, after 32 terms.
 //
-// Lane l = 4 g + t has of sums [16, 8] rows g and g + 8, columns 2t and 2t + 1. Terms and columns may come in any order
-// that both operands have: so a lane takes 16 bytes of shared memory at a time.
+// Lane l = 4 g + t has rows g and g + 8, columns 2t and 2t + 1 of a sum [16, 8]. Terms and columns may come in any
+// order that both operands share, so a lane loads 16 bytes of shared memory at a time.
 #pragma once
 
 #include "backward/mma/config.cuh"
@@ -17,9 +17,9 @@
 namespace attune::backward::mma {
 
 constexpr int kEights = Config::kEights;
-using Scores = float[kEights][4];  // own rows times those of a step: [eight][row g + 8 h, column 2t + e: 2h + e]
+using Scores = float[kEights][4];  // resident rows times rows of a step: [eight][row g + 8 h, column 2t + e: 2h + e]
 template <int kLines>
-using Sums = float[kLines][4][4];  // own rows times channels: [line][i][2h + e]: channel 8t + 4e + i of the line
+using Sums = float[kLines][4][4];  // resident rows times channels: [line][i][2h + e]: channel 8t + 4e + i of the line
 
 // A fragment of kCount numbers.
 template <int kCount>
@@ -30,12 +30,12 @@ template <int kCount>
 __device__ __forceinline__ void split(const unsigned (&x)[kCount], Fragment<kCount>& to) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    to.high[i] = x[i] + 0x1000u & 0xffffe000u;  // to nearest; of a NaN low is NaN, whatever high is
+    to.high[i] = x[i] + 0x1000u & 0xffffe000u;  // to nearest; if x is NaN, low is NaN whatever high is
     to.low[i] = __float_as_uint(__uint_as_float(x[i]) - __uint_as_float(to.high[i]));
   }
 }
-// Numbers of 16 bits need no second part, and P and dS get none beside them: rounded to TF32, they have fp16's bits
-// and fp32's range.
+// 16-bit numbers need no second part, and P and dS get none in their GEMMs: rounded to TF32, they have fp16's bits and
+// fp32's range.
 template <bool kRounds, int kCount>
 __device__ __forceinline__ void take(const unsigned (&x)[kCount], Fragment<kCount>& to) {
   if constexpr (Config::kIsFp32) {
@@ -46,7 +46,7 @@ __device__ __forceinline__ void take(const unsigned (&x)[kCount], Fragment<kCoun
   }
 }
 
-// Four sums [16, 8]: of large products, and of small ones.
+// Four sums [16, 8], of large products and of small ones.
 struct FourSums {
   float high[4][4], low[4][4];
 
@@ -70,20 +70,20 @@ struct FourSums {
   }
 };
 
-// This lane's first chunk of 16 bytes: of row g, chunk t, for products along the channels.
+// This lane's first chunk of 16 bytes for GEMMs along the channels: row g, chunk t.
 template <class Rows>
 __device__ __forceinline__ unsigned along_channels(unsigned rows) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   return rows + Rows::offset(lane / 4, lane % 4);
 }
-// Of row 2t + e, chunk g, for products along the rows.
+// The same for GEMMs along the rows: row 2t + e, chunk g.
 template <class Rows>
 __device__ __forceinline__ unsigned along_rows(unsigned rows, int e) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   return rows + Rows::offset(lane % 4 * 2 + e, lane / 4);
 }
 
-// to = own rows times those of a step. own: of the warp.
+// to = resident rows times rows of a step. own: the warp's rows.
 template <int kLines>
 __device__ __forceinline__ void multiply(unsigned own, unsigned tile, Scores& to) {
   using Rows = Layout<kLines>;
@@ -126,8 +126,9 @@ __device__ __forceinline__ void multiply(unsigned own, unsigned tile, Scores& to
   }
 }
 
-// to += P or dS times the rows of a step. never: is not negative. Each addition is in a loop that ends at once: the
-// compiler moves nothing across its borders, else the sums of all lines would stay in registers until the last one.
+// to += P or dS times the rows of a step. never: a number that is not negative. Each addition is in a loop that exits
+// at once: the compiler moves nothing across its borders; otherwise the sums of all lines would stay in registers until
+// the last one.
 template <int kLines>
 __device__ __forceinline__ void accumulate(const Scores& left, unsigned tile, int never, Sums<kLines>& to) {
   using Rows = Layout<kLines>;
@@ -137,7 +138,7 @@ __device__ __forceinline__ void accumulate(const Scores& left, unsigned tile, in
     FourSums sums;
 #pragma unroll
     for (int n = 0; n < kEights; ++n) {
-      // A column of sums becomes a term: 2t and 2t + 1 for t and t + 4.
+      // A column of sums becomes a term: columns 2t and 2t + 1 become terms t and t + 4.
       const unsigned x[4] = {__float_as_uint(left[n][0]), __float_as_uint(left[n][2]), __float_as_uint(left[n][1]),
                              __float_as_uint(left[n][3])};
       Fragment<4> a;

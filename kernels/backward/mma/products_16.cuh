@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of own rows and rows of a tile by mma.m16n8k16, of numbers that are in shared memory in 16 bits.
+// GEMMs of resident rows and rows of a tile by mma.m16n8k16, on 16-bit numbers in shared memory.
 #pragma once
 
 #include "backward/mma/products.cuh"
@@ -15,13 +15,13 @@ __device__ __forceinline__ void multiply_add_16_bits(float (&to)[4], const unsig
   }
 }
 
-// to = own rows times those of a step; as multiply(). own: of the warp.
+// to = resident rows times rows of a step, like multiply(). own: the warp's rows.
 template <int kLines>
 __device__ __forceinline__ void multiply_16_bits(unsigned own, unsigned tile, Scores& to) {
   using Rows = Layout<kLines>;
   static_assert(kEights % 2 == 0, "a load of four matrices has two chunks of 16 rows");
-  // A lane's row and first chunk for the matrices that it loads: of a, rows 0 .. 15 of a chunk, then of the next one;
-  // of b, both chunks of eight rows, then of the next eight.
+  // A lane's row and first chunk in the matrices that it loads: of a, rows 0 .. 15 of a chunk, then of the next chunk;
+  // of b, both chunks of eight rows, then of the next eight rows.
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const unsigned a_lane = own + Rows::offset(lane % 16, lane / 16),
                  b_lane = tile + Rows::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
@@ -33,7 +33,7 @@ __device__ __forceinline__ void multiply_16_bits(unsigned own, unsigned tile, Sc
 #pragma unroll 1
   for (int line = 0; line < kLines; ++line) {
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {  // 16 channels, two chunks
+    for (int step = 0; step < 4; ++step) {  // 16 channels, which are two chunks
       const unsigned a_at = (a_lane ^ step * 32) + line * 128, b_at = (b_lane ^ step * 32) + line * 128;
       unsigned a[4];
       ptx::load_matrix_x4(a, a_at);

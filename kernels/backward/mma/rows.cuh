@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of q, k, v and dout to shared memory, as fp32 or as they are (Config::kIn16Bits); all threads of the block.
-// Whatever is not there becomes 0.
+// The producer of gradients_mma.cu: all threads of the block copy rows of q, k, v and dout to shared memory, as fp32 or
+// unchanged (Config::kIn16Bits). Missing rows and channels become 0.
 #pragma once
 
 #include "backward/mma/config.cuh"
@@ -12,25 +12,25 @@ namespace attune::backward::mma {
 struct Rows {
   const char* first;
   long long row_stride, dim_stride;  // in elements
-  int count;                         // that are there
-  bool vectors;                      // rows lie at multiples of 16 bytes, channels side by side
-  int missing = 0;                   // before the first that is there; count has them, `first` is behind them
+  int count;                         // rows that exist
+  bool vectors;                      // rows are aligned to 16 bytes and have contiguous channels
+  int missing = 0;  // rows before the first one that exists; count includes them, `first` is after them
 
   __device__ __forceinline__ bool has(int row) const {
     return row < count && (!Config::kOfTables || row >= missing);
   }
 };
-// Of rows from `begin` on.
+// How many rows from `begin` on do not exist because they are before row 0.
 __device__ __forceinline__ int missing_rows(int begin) { return Config::kOfTables ? max(-begin, 0) : 0; }
 
-// Rows from row `begin` on, of a sequence that has `rows` of them.
+// The rows from row `begin` on, of a sequence that has `rows` rows.
 template <class Array>
 __device__ __forceinline__ Rows rows_of(const Array& x, bool vectors, long long offset, int begin, int rows) {
   return {x.data + offset * common::element_size(Config::kType), x.row_stride, x.dim_stride, rows - begin, vectors,
           missing_rows(begin)};
 }
 
-// The channels of a chunk of 16 bytes of the row that begins at `row`, or zeros.
+// Copies the channels of a chunk of 16 bytes of the row that begins at `row`, or zeros.
 template <int kHeadDim>
 __device__ __forceinline__ void copy_chunk(unsigned to, const Rows& rows, const char* row, bool there, int chunk) {
   constexpr int kSize = common::element_size(Config::kType), kChannels = 16 / Config::kNumberBytes;
@@ -78,7 +78,7 @@ __device__ __forceinline__ void copy_rows(unsigned to, const Rows& rows) {
   constexpr int kStep = Config::kThreads / kLanes;
   const int first = static_cast<int>(threadIdx.x) / kLanes, lane = static_cast<int>(threadIdx.x) % kLanes;
   const char* from = rows.first + (first - rows.missing) * rows.row_stride * common::element_size(Config::kType);
-#pragma unroll 1  // else what addresses are made of is held in registers over the loop of tiles
+#pragma unroll 1  // otherwise the terms of addresses stay in registers over the loop of tiles
   for (int row = first; row < kCount; row += kStep) {
 #pragma unroll
     for (int chunk = lane; chunk < kChunks; chunk += kLanes)
@@ -87,7 +87,7 @@ __device__ __forceinline__ void copy_rows(unsigned to, const Rows& rows) {
   }
 }
 
-// x: q or k; row: from this one on.
+// x: q or k. row: the first row.
 template <bool kQ, int kCount>
 __device__ __forceinline__ void copy_x(const BackwardParams& p, const WorkTile& w, unsigned to, int head, int row) {
   constexpr int kSize = common::element_size(Config::kType);
@@ -113,7 +113,7 @@ __device__ __forceinline__ void copy_y(const BackwardParams& p, const WorkTile& 
                                                      key_offset(w.s, w.batch, p.new_v, row, head), row, w.s.num_keys));
   }
 }
-// Of Smem::kQueries rows.
+// The stats of Smem::kQueries rows.
 __device__ __forceinline__ void copy_stats(const BackwardParams& p, const Smem& smem, int head, int row) {
   const WorkTile& w = smem.work();
   const int i = static_cast<int>(threadIdx.x);
@@ -129,7 +129,7 @@ __device__ __forceinline__ void copy_own(const BackwardParams& p, const Smem& sm
   if constexpr (Config::kWithDx) copy_y<Config::kOfQueries, Config::kRows>(p, w, smem.own_y(), w.head, w.begin);
   if constexpr (Config::kOfQueries) copy_stats(p, smem, w.head, w.begin);
 }
-// The tile that begins at `row`. q_head: of the pairs.
+// Copies the tile that begins at `row`. q_head: of the pairs.
 __device__ __forceinline__ void copy_tile(const BackwardParams& p, const Smem& smem, int q_head, int row) {
   const WorkTile& w = smem.work();
   const int head = Config::kOfQueries ? kernels::divide(q_head, p.by_group) : q_head;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes that the host agrees on with gradients_mma.cu, dbias.cu and dt5_bias.cu. Compiled by NVRTC and by the host's
+// Sizes on which the host agrees with gradients_mma.cu, dbias.cu and dt5_bias.cu. Compiled by NVRTC and by the host's
 // compiler; no standard headers.
 #pragma once
 
@@ -7,8 +7,8 @@
 
 namespace attune::kernels {
 
-// Bytes of a number in shared memory: rows are fp32 whatever their type is, but those of dbias.cu and dt5_bias.cu, of
-// which no product is along the rows, stay as they are.
+// Bytes of a number in shared memory. Rows are fp32 whatever their type is; but those of dbias.cu and dt5_bias.cu,
+// which have no GEMM along the rows, are unchanged.
 ATTUNE_SHARED_FUNCTION int mma_number_bytes(int gradients, int element_bytes) {
   return (gradients & kGradientTables) != 0 ? element_bytes : 4;
 }
@@ -20,15 +20,15 @@ ATTUNE_SHARED_FUNCTION int mma_lines(int head_dim, int number_bytes = 4) {
 ATTUNE_SHARED_FUNCTION bool mma_has_dk_beside_dv(int head_dim_qk, int head_dim_v) {
   return mma_lines(head_dim_qk) + mma_lines(head_dim_v) <= 8;
 }
-// What a block has to do, of which a thread reads what it needs where it needs it: held over the loop of tiles it would
-// take the registers of sums.
+// Bytes of a block's work tile in shared memory. A thread reads its fields at each use, because in registers they would
+// displace sums.
 constexpr int kMmaWorkBytes = 128;
-// Entries of a head of a T5 bias, at most; of which each warp of dt5_bias.cu has sums.
+// The most entries of a head of a T5 bias. Each warp of dt5_bias.cu has a sum for each.
 constexpr int kMostT5Entries = 4 * kMaxT5Steps + 4;
-// Of dbias.cu: a block has the entries of its rows, positions, and of so many tiles of keys.
+// dbias.cu: a block has the entries of its rows, which are positions, and of this many tiles of keys.
 constexpr int kDbiasTiles = 4;
-// The own rows and a tile of the other side, of x (k, or q) and of y (v, or dout), and the stats of those that are
-// queries.
+// The resident rows and a tile of the streamed side, of x (k, or q) and of y (v, or dout), and the stats of those rows
+// that are queries.
 ATTUNE_SHARED_FUNCTION int mma_backward_shared_bytes(int head_dim_qk, int head_dim_v, int gradients, int rows, int tile,
                                                      int row_stats, int element_bytes) {
   const int bytes = mma_number_bytes(gradients, element_bytes);

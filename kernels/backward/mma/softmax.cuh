@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// P and dS of the pairs that a thread has of a step: of own rows g and g + 8 of its warp, and columns of Scores. 0
-// where query and key do not see each other, by selection: what is masked may be NaN.
+// P and dS of the pairs that a thread has in a step: resident rows g and g + 8 of its warp, and columns of Scores. They
+// are 0 if query and key do not see each other, by a select, because masked scores may be NaN.
 #pragma once
 
 #include "backward/mma/products.cuh"
@@ -8,13 +8,13 @@
 
 namespace attune::backward::mma {
 
-// This thread's first own row, of h = 0; its first column.
+// This thread's first resident row (h = 0); its first column.
 __device__ __forceinline__ int own_row(const WorkTile& w) {
   return w.begin + static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }
 __device__ __forceinline__ int first_column() { return static_cast<int>(threadIdx.x) % 4 * 2; }
 
-// Bit 4n + 2h + e: whether the pair counts. head: of q; row: the step's first one.
+// Bit 4n + 2h + e: whether the pair counts. head: of q; row: the step's first streamed row.
 __device__ __forceinline__ unsigned visible_pairs(const BackwardParams& p, const WorkTile& w, int head, int row) {
   const int first = row + first_column();
   unsigned pairs = 0;
@@ -53,8 +53,9 @@ __device__ __forceinline__ RowStats load_stats(unsigned at) {
   return stats;
 }
 
-// Turns products s = <q, k> into P and d = <dout, v> into dS. pairs: as visible_pairs() has them; row: the step's first
-// one; stats: of its rows, if these are queries, else of the own ones; terms: of tables, or null: they are looked up.
+// Turns products s = <q, k> into P and d = <dout, v> into dS. pairs: from visible_pairs(). row: the step's first
+// streamed row. stats: of the step's rows if these are queries, otherwise of the resident rows. terms: from the tables,
+// or null, then they are looked up.
 __device__ __forceinline__ void make_p_and_ds(const BackwardParams& p, const WorkTile& w, unsigned stats,
                                               unsigned pairs, int head, int row, Scores& s, Scores& d,
                                               const Scores* terms = nullptr) {
@@ -91,7 +92,7 @@ __device__ __forceinline__ void make_p_and_ds(const BackwardParams& p, const Wor
         const float ds = a * score.slope * (share * y - of.delta);
         x = counts ? a * share : 0.0f;
         if constexpr (Config::kOfTables) {
-          // The tables keep what they get: no row of theirs is computed again.
+          // Entries of the tables are never recomputed, so each must be right.
           const bool adds = counts && of.lse2 != ptx::infinity() && score.value != -ptx::infinity();
           y = adds ? a * (share * y - of.delta) : 0.0f;
         } else {

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tables add to the scores of a step, looked up before they are needed.
+// What the bias tables add to the scores of a step, looked up before it is needed.
 #pragma once
 
 #include "backward/mma/softmax.cuh"
 
 namespace attune::backward::mma {
 
-// Of the bias table. One after the other the loads would take the time of memory each; so they are under way together:
-// no branch stands between them.
+// Loads terms of the bias table. There is no branch between the loads, so that their latencies overlap.
 template <int kDtype>
 __device__ __forceinline__ void load_bias(const BackwardParams& p, const WorkTile& w, unsigned pairs, int head, int key,
                                           Scores& terms) {
@@ -23,7 +22,7 @@ __device__ __forceinline__ void load_bias(const BackwardParams& p, const WorkTil
       for (int e = 0; e < 2; ++e) {
         const int column = first_key + 8 * n + e;
         const bool there = in_rows && column < p.bias.columns && (pairs >> (4 * n + 2 * h + e) & 1) != 0;
-        // What is not there has another address that is.
+        // An entry that does not exist gets the address of another one.
         const float x = common::load_element(kDtype, row + (there ? column : 0) * p.bias.column_stride, 0);
         terms[n][2 * h + e] = there ? x : 0.0f;
       }
@@ -31,7 +30,7 @@ __device__ __forceinline__ void load_bias(const BackwardParams& p, const WorkTil
   }
 }
 
-// Of the step whose keys begin at `key`; 0 where a query and a key do not see each other.
+// Loads the terms of the step whose keys begin at `key`; 0 if a query and a key do not see each other.
 __device__ __forceinline__ void load_terms(const BackwardParams& p, const WorkTile& w, unsigned pairs, int head,
                                            int key, Scores& terms) {
 #pragma unroll
@@ -47,7 +46,7 @@ __device__ __forceinline__ void load_terms(const BackwardParams& p, const WorkTi
       }
     }
   }
-  // Those of new tokens and of T5, as anywhere.
+  // The bias of new tokens and T5 are looked up as in other kernels.
   if ((ATTUNE_SCORE & use::kT5) == 0 && p.new_token_bias.data == nullptr) return;
   const int first_position = w.s.num_keys - w.s.num_q;
 #pragma unroll
