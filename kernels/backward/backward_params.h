@@ -107,8 +107,8 @@ ATTUNE_SHARED_FUNCTION int backward_shared_bytes(int head_dim_qk, int head_dim_v
                                                  int y_stages, int row_stats) {
   const int tile = backward_tile(head_dim_qk, head_dim_v), lines_qk = lines_of(head_dim_qk),
             lines_v = lines_of(head_dim_v);
-  const int own = lines_qk + (gradients == kGradientDv ? 0 : lines_v);
-  const int inputs = own * kBackwardRows + (lines_qk * x_stages + lines_v * y_stages) * tile;
+  const int resident = lines_qk + (gradients == kGradientDv ? 0 : lines_v);
+  const int inputs = resident * kBackwardRows + (lines_qk * x_stages + lines_v * y_stages) * tile;
   const int sums = 2 * (kBackwardRows * tile * 2 + dq_tile_floats(head_dim_qk, head_dim_v) * 4);
   const int stats = x_stages * tile * row_stats;
   const int barriers_and_tile_idx = (1 + 2 * x_stages + 2 * y_stages) * 8 + 8;

@@ -30,7 +30,7 @@ struct Config {
   static constexpr ptx::Type kMmaType = ATTUNE_TYPE == common::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
   // Lines of 64 channels, steps of 16 channels, and channels of the accumulators.
   static constexpr int kLinesQk = kernels::lines_of(kHeadDimQk), kLinesV = kernels::lines_of(kHeadDimV);
-  static constexpr int kLinesOwn = kLinesQk + (kWithDx ? kLinesV : 0);
+  static constexpr int kLinesResident = kLinesQk + (kWithDx ? kLinesV : 0);
   static constexpr int kStepsQk = (kHeadDimQk + 15) / 16, kStepsV = (kHeadDimV + 15) / 16;
   static constexpr int kChannelsQk = (kHeadDimQk + 31) / 32 * 32, kChannelsV = (kHeadDimV + 31) / 32 * 32;
   // Registers of a tile's dq in a thread of a warpgroup.
@@ -58,12 +58,12 @@ struct DqStorage<false> {};
 
 // Rows of 128 bytes, in swizzle atoms of 1,024 bytes: [lines of 64 channels][rows].
 struct SharedStorage {
-  alignas(1024) unsigned char own[Config::kLinesOwn * kBackwardRows * 128];  // x, then y
+  alignas(1024) unsigned char resident[Config::kLinesResident * kBackwardRows * 128];  // x, then y
   unsigned char x[Config::kXStages][Config::kXBytes];
   unsigned char y[Config::kYStages][Config::kYBytes];
   DqStorage<Config::kSumsDq> sums;
   alignas(16) RowStats stats[Config::kXStages][Config::kTile];  // of tiles of queries
-  kernels::Barrier own_full, x_full[Config::kXStages], x_empty[Config::kXStages], y_full[Config::kYStages],
+  kernels::Barrier resident_full, x_full[Config::kXStages], x_empty[Config::kXStages], y_full[Config::kYStages],
       y_empty[Config::kYStages];
   int work_tile_idx;  // from the tile scheduler
 };
@@ -75,8 +75,10 @@ static_assert(sizeof(SharedStorage) == kernels::backward_shared_bytes(Config::kH
 struct Smem : common::SharedView<SharedStorage> {
   using SharedView::SharedView;
   __device__ __forceinline__ int& work_tile_idx() const { return ATTUNE_SHARED_FIELD(SharedStorage, work_tile_idx); }
-  __device__ __forceinline__ unsigned own_x() const { return ATTUNE_SHARED_AT(SharedStorage, own); }
-  __device__ __forceinline__ unsigned own_y() const { return own_x() + Config::kLinesQk * kBackwardRows * 128; }
+  __device__ __forceinline__ unsigned resident_x() const { return ATTUNE_SHARED_AT(SharedStorage, resident); }
+  __device__ __forceinline__ unsigned resident_y() const {
+    return resident_x() + Config::kLinesQk * kBackwardRows * 128;
+  }
   __device__ __forceinline__ unsigned x(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, x, i); }
   __device__ __forceinline__ unsigned y(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, y, i); }
   __device__ __forceinline__ unsigned ds(int i) const { return sums() + i * (kBackwardRows * Config::kTile * 2); }
@@ -84,7 +86,7 @@ struct Smem : common::SharedView<SharedStorage> {
     return ds(Config::kDsBuffers) + i * (Config::DqTile::kFloats * 4);
   }
   __device__ __forceinline__ unsigned stats(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, stats, i); }
-  __device__ __forceinline__ unsigned own_full() const { return ATTUNE_SHARED_AT(SharedStorage, own_full); }
+  __device__ __forceinline__ unsigned resident_full() const { return ATTUNE_SHARED_AT(SharedStorage, resident_full); }
   __device__ __forceinline__ unsigned x_full(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, x_full, i); }
   __device__ __forceinline__ unsigned x_empty(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, x_empty, i); }
   __device__ __forceinline__ unsigned y_full(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, y_full, i); }
@@ -114,8 +116,8 @@ struct WorkTile {
     return Config::kOfQueries ? keys_of_query(p, s, row) : queries_of_key(p, s, row);
   }
   // The query and the key of a pair of a resident row and a streamed row.
-  __device__ __forceinline__ static int query(int own, int other) { return Config::kOfQueries ? own : other; }
-  __device__ __forceinline__ static int key(int own, int other) { return Config::kOfQueries ? other : own; }
+  __device__ __forceinline__ static int query(int resident, int other) { return Config::kOfQueries ? resident : other; }
+  __device__ __forceinline__ static int key(int resident, int other) { return Config::kOfQueries ? other : resident; }
   // step_head: the head of a step.
   __device__ __forceinline__ int q_head(const BackwardParams& p, int step_head) const {
     return Config::kOfQueries ? head : head * p.group + step_head;
@@ -132,19 +134,19 @@ struct Step {
   }
 };
 
-__device__ __forceinline__ BackwardList* own_list(const BackwardParams& p) {
+__device__ __forceinline__ BackwardList* resident_list(const BackwardParams& p) {
   return Config::kOfQueries ? p.q_list : p.kv_list;
 }
-__device__ __forceinline__ int own_heads(const BackwardParams& p) {
+__device__ __forceinline__ int resident_heads(const BackwardParams& p) {
   return Config::kOfQueries ? p.num_heads_q : p.num_heads_kv;
 }
 
-// work_tile_idx: less than list->num_tiles * own_heads().
+// work_tile_idx: less than list->num_tiles * resident_heads().
 __device__ __forceinline__ WorkTile work_tile_at(const BackwardParams& p, int work_tile_idx) {
-  const BackwardTile tile = tiles_of(own_list(p))[work_tile_idx / own_heads(p)];
+  const BackwardTile tile = tiles_of(resident_list(p))[work_tile_idx / resident_heads(p)];
   WorkTile w;
   w.s = read_sequence(p, tile.batch);
-  w.batch = tile.batch, w.head = work_tile_idx % own_heads(p), w.begin = tile.begin;
+  w.batch = tile.batch, w.head = work_tile_idx % resident_heads(p), w.begin = tile.begin;
   w.end = min(tile.begin + kBackwardRows, Config::kOfQueries ? w.s.num_q : key_extent(p, tile.batch));
   w.heads = Config::kOfQueries ? 1 : p.group;
   w.first = w.tiles = 0;

@@ -45,12 +45,12 @@ struct Entries {
     return first > -Config::kRows && first < s.num_q && key < s.num_keys;
   }
 };
-using EntrySums = float[kTiles][kEights][4];
+using EntrySums = float[kTiles][kN8Tiles][4];
 
 // Rotates the sums by a tile: those of tile 0 become the last.
 __device__ __forceinline__ void rotate(EntrySums& sums) {
 #pragma unroll
-  for (int n = 0; n < kEights; ++n) {
+  for (int n = 0; n < kN8Tiles; ++n) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float first = sums[0][n][j];
@@ -73,13 +73,13 @@ __device__ __forceinline__ void add(const BackwardParams& p, const Smem& smem, c
   __syncthreads();
   const WorkTile& work = smem.work();
   if (work.first >= work.last) return;
-  copy_own(p, smem);
+  copy_resident(p, smem);
 #pragma unroll 1
   for (int key = entries.key; key < entries.key + kBlockKeys; key += Config::kTile) {
     Scores dz;
     if (key < work.last && key + Config::kTile > work.first && make_dz(p, smem, head, key, dz)) {
 #pragma unroll
-      for (int n = 0; n < kEights; ++n) {
+      for (int n = 0; n < kN8Tiles; ++n) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) sums[0][n][j] += dz[n][j];
       }
@@ -95,11 +95,11 @@ __device__ __forceinline__ void store(const BackwardParams& p, const Entries& en
     if (row + 8 * h >= p.bias.rows) continue;
     float* const to = p.dbias + entries.head * p.dbias_head_stride + (row + 8 * h) * p.dbias_row_stride;
 #pragma unroll
-    for (int i = 0; i < kTiles * kEights; ++i) {
+    for (int i = 0; i < kTiles * kN8Tiles; ++i) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int key = entries.key + 8 * i + first_column() + e;
-        if (key < p.bias.columns) to[key * p.dbias_column_stride] = sums[i / kEights][i % kEights][2 * h + e];
+        if (key < p.bias.columns) to[key * p.dbias_column_stride] = sums[i / kN8Tiles][i % kN8Tiles][2 * h + e];
       }
     }
   }
@@ -111,7 +111,7 @@ __device__ __forceinline__ void run(const BackwardParams& p, const Smem& smem) {
   const int first_head = shared ? 0 : entries.head, heads = shared ? p.num_heads_q : 1;
   EntrySums sums;
 #pragma unroll
-  for (int i = 0; i < kTiles * kEights * 4; ++i) sums[i / 4 / kEights][i / 4 % kEights][i % 4] = 0;
+  for (int i = 0; i < kTiles * kN8Tiles * 4; ++i) sums[i / 4 / kN8Tiles][i / 4 % kN8Tiles][i % 4] = 0;
   for (int begin = 0; begin < p.batch; begin += Config::kThreads) {
     // Each thread tests one sequence, because most sequences of a large batch have other positions.
     const int mine = begin + static_cast<int>(threadIdx.x);

@@ -19,7 +19,7 @@ namespace attune::backward::mma {
 static_assert(Config::kGradients == kernels::kGradientDt5Bias);
 
 // A warp's dZ, which overlays K and V: [8][columns]. Row g + 8 is added to row g, 8 columns to the left.
-constexpr int kColumns = 8 * (kEights + 1), kPitch = kColumns + 1;
+constexpr int kColumns = 8 * (kN8Tiles + 1), kPitch = kColumns + 1;
 // Distances from -15 to kStep - 1, relative to that of the tile's first key and the warp's first query.
 constexpr int kDiagonals = kColumns + 7;
 static_assert(Config::kWarps * 8 * kPitch * 4 <= Config::kTile * (LayoutX::kPitch + LayoutY::kPitch),
@@ -34,10 +34,10 @@ __device__ __forceinline__ void clear_buckets(const Smem& smem) {
 __device__ __forceinline__ void store_diagonals(unsigned to, const Scores& dz) {
   const unsigned at = to + (static_cast<int>(threadIdx.x) % 32 / 4 * kPitch + first_column()) * 4;
 #pragma unroll
-  for (int n = 0; n <= kEights; ++n) {
+  for (int n = 0; n <= kN8Tiles; ++n) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const float below = n < kEights ? dz[n][2 + e] : 0.0f, above = n > 0 ? dz[n - 1][e] : 0.0f;
+      const float below = n < kN8Tiles ? dz[n][2 + e] : 0.0f, above = n > 0 ? dz[n - 1][e] : 0.0f;
       ptx::store_shared_u32(at + (8 * n + e) * 4, __float_as_uint(above + below));
     }
   }
@@ -58,13 +58,13 @@ __device__ __forceinline__ float diagonal_sum(unsigned from, int diagonal) {
 __device__ __forceinline__ void add_to_buckets(const BackwardParams& p, const Smem& smem, int relative,
                                                const Scores& dz) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const unsigned own = smem.x() + warp * 8 * kPitch * 4, buckets = smem.buckets(warp);
-  store_diagonals(own, dz);
+  const unsigned warp_dz = smem.x() + warp * 8 * kPitch * 4, buckets = smem.buckets(warp);
+  store_diagonals(warp_dz, dz);
   __syncwarp();
 #pragma unroll 1
   for (int first = 0; first < kDiagonals; first += 32) {
     const int diagonal = first + lane;
-    float sum = diagonal < kDiagonals ? diagonal_sum(own, diagonal) : 0.0f;
+    float sum = diagonal < kDiagonals ? diagonal_sum(warp_dz, diagonal) : 0.0f;
     const int bucket = diagonal < kDiagonals ? common::t5_bucket(p.t5, relative + diagonal - 15) : -1;
     // The lanes of a bucket are neighbours. Each adds the sums of the lanes after it, so the first lane gets the total.
 #pragma unroll
@@ -86,7 +86,7 @@ __device__ __forceinline__ void add_to_buckets(const BackwardParams& p, const Sm
 __device__ __forceinline__ void add_rows(const BackwardParams& p, const Smem& smem) {
   const WorkTile& work = smem.work();
   if (work.first >= work.last) return;
-  copy_own(p, smem);
+  copy_resident(p, smem);
 #pragma unroll 1
   for (int key = work.first; key < work.last; key += Config::kTile) {
     Scores dz;

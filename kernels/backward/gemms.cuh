@@ -14,14 +14,14 @@ constexpr int kStepOfRows = 16 * 128 >> 4;
 // to = resident * tile^T over kSteps k-steps. The resident rows have lines of kBackwardRows rows, the tile of
 // Config::kTile.
 template <int kSteps, int kHalf>
-__device__ __forceinline__ void multiply(ptx::Descriptor own, unsigned tile, float (&to)[kHalf]) {
+__device__ __forceinline__ void multiply(ptx::Descriptor resident, unsigned tile, float (&to)[kHalf]) {
   const ptx::Descriptor other = ptx::uniform(ptx::descriptor_k_major(tile));
-  ptx::pin(to);
+  ptx::fence_operand(to);
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
-    ptx::Wgmma<2 * kHalf, Config::kMmaType>::shared(to, own + k_step(i, kBackwardRows),
-                                                    other + k_step(i, Config::kTile), i == 0 ? 0 : 1);
+    ptx::Wgmma<2 * kHalf, Config::kMmaType>::ss(to, resident + k_step(i, kBackwardRows),
+                                                other + k_step(i, Config::kTile), i == 0 ? 0 : 1);
   }
   ptx::wgmma_commit();
 }
@@ -30,12 +30,12 @@ __device__ __forceinline__ void multiply(ptx::Descriptor own, unsigned tile, flo
 template <int kHalf, int kCount>
 __device__ __forceinline__ void accumulate(unsigned tile, unsigned (&left)[kCount], float (&to)[kHalf]) {
   const ptx::Descriptor right = ptx::uniform(ptx::descriptor_mn_major(tile, Config::kTile * 128));
-  ptx::pin(to);
-  ptx::pin(left);
+  ptx::fence_operand(to);
+  ptx::fence_operand(left);
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kTile / 16; ++i)
-    ptx::Wgmma<2 * kHalf, Config::kMmaType>::registers(to, left + 4 * i, right + i * kStepOfRows, 1);
+    ptx::Wgmma<2 * kHalf, Config::kMmaType>::rs(to, left + 4 * i, right + i * kStepOfRows, 1);
   ptx::wgmma_commit();
 }
 
@@ -58,17 +58,17 @@ __device__ __forceinline__ void multiply_half(unsigned left, unsigned right, int
       ptx::uniform(ptx::descriptor_mn_major(right + group * (Half::kLines / 2 * kLine), kLine));
   const ptx::Descriptor rest =
       ptx::uniform(ptx::descriptor_mn_major(right + (Half::kLines - 1) * kLine + group * 64, kLine));
-  ptx::pin(to);
+  ptx::fence_operand(to);
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kK / 16; ++i) {
     if constexpr (Half::kWhole > 0) {
-      ptx::WgmmaAlongN<Half::kWhole, Config::kMmaType>::shared(slice<0, Half::kWhole / 2>(to), a + k_step(i, 64),
-                                                               whole + i * kStepOfRows, i > 0 ? 1 : 0);
+      ptx::WgmmaBMnMajor<Half::kWhole, Config::kMmaType>::ss(slice<0, Half::kWhole / 2>(to), a + k_step(i, 64),
+                                                             whole + i * kStepOfRows, i > 0 ? 1 : 0);
     }
     if constexpr (Half::kRest > 0) {
-      ptx::WgmmaAlongN<Half::kRest, Config::kMmaType>::shared(slice<Half::kWhole / 2, Half::kRest / 2>(to),
-                                                              a + k_step(i, 64), rest + i * kStepOfRows, i > 0 ? 1 : 0);
+      ptx::WgmmaBMnMajor<Half::kRest, Config::kMmaType>::ss(slice<Half::kWhole / 2, Half::kRest / 2>(to),
+                                                            a + k_step(i, 64), rest + i * kStepOfRows, i > 0 ? 1 : 0);
     }
   }
   ptx::wgmma_commit();
@@ -84,16 +84,16 @@ __device__ __forceinline__ void multiply_transposed(unsigned k, unsigned ds, int
   const ptx::Descriptor rest = ptx::uniform(ptx::descriptor_mn_major(k + 2 * kLines * kLine, kLine));
   const ptx::Descriptor all = ptx::uniform(ptx::descriptor_k_major(ds));
   const ptx::Descriptor half = ptx::uniform(ptx::descriptor_k_major(ds + group * (kTile / 2 * 128)));
-  ptx::pin(to);
+  ptx::fence_operand(to);
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kBackwardRows / 16; ++i) {
     if constexpr (kLines > 0) {
-      ptx::WgmmaAlongM<kTile, Config::kMmaType>::shared(slice<0, kTile / 2>(to), whole + i * kStepOfRows,
-                                                        all + k_step(i, kTile), i > 0 ? 1 : 0);
+      ptx::WgmmaAMnMajor<kTile, Config::kMmaType>::ss(slice<0, kTile / 2>(to), whole + i * kStepOfRows,
+                                                      all + k_step(i, kTile), i > 0 ? 1 : 0);
     }
     if constexpr (kOdd) {
-      ptx::WgmmaAlongM<kTile / 2, Config::kMmaType>::shared(
+      ptx::WgmmaAMnMajor<kTile / 2, Config::kMmaType>::ss(
           slice<kLines * kTile / 2, kTile / 4>(to), rest + i * kStepOfRows, half + k_step(i, kTile), i > 0 ? 1 : 0);
     }
   }

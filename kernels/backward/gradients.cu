@@ -29,7 +29,7 @@ namespace attune::backward {
 
 __device__ __forceinline__ void init_barriers(const Smem& smem) {
   if (threadIdx.x == 0) {
-    ptx::init_barrier(smem.own_full(), 1);
+    ptx::init_barrier(smem.resident_full(), 1);
     for (int i = 0; i < Config::kXStages; ++i) {
       ptx::init_barrier(smem.x_full(i), 1);
       ptx::init_barrier(smem.x_empty(i), Config::kConsumerWarps);
@@ -48,7 +48,7 @@ template <int kHeadDim, int kHalf>
 __device__ __forceinline__ void store(const BackwardParams& p, const WorkTile& w, const GradientRows& to,
                                       const float (&x)[kHalf], float factor) {
   if (to.data == nullptr) return;
-  const int row = w.begin + 64 * math_group() + row_of_thread();
+  const int row = w.begin + 64 * consumer_warpgroup() + row_of_thread();
   const bool pairs = takes_pairs<kHeadDim>(to);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -79,7 +79,7 @@ __device__ __forceinline__ void flag_nonfinite(const BackwardParams& p, int work
   flag = any || before ? 1 : 0;
 }
 
-__device__ __forceinline__ void run_math(const BackwardParams& p, const Smem& smem) {
+__device__ __forceinline__ void run_consumer(const BackwardParams& p, const Smem& smem) {
   Accumulators a;
 #pragma unroll
   for (float& x : a.x) x = 0;
@@ -102,8 +102,8 @@ __device__ __forceinline__ void run_math(const BackwardParams& p, const Smem& sm
 
 extern "C" __global__ void __launch_bounds__(attune::backward::Config::kThreads, 1)
     attune_backward_gradients(const __grid_constant__ attune::kernels::BackwardParams p,
-                              const __grid_constant__ attune::ptx::TensorMap own_x,
-                              const __grid_constant__ attune::ptx::TensorMap own_y,
+                              const __grid_constant__ attune::ptx::TensorMap resident_x,
+                              const __grid_constant__ attune::ptx::TensorMap resident_y,
                               const __grid_constant__ attune::ptx::TensorMap x,
                               const __grid_constant__ attune::ptx::TensorMap y) {
   using namespace attune;
@@ -113,19 +113,19 @@ extern "C" __global__ void __launch_bounds__(attune::backward::Config::kThreads,
   if (threadIdx.x == 0)
     smem.work_tile_idx() = static_cast<int>(Config::kSumsDq ? ptx::add_arrivals(&p.kv_list->next, 1) : blockIdx.x);
   init_barriers(smem);
-  if (smem.work_tile_idx() / own_heads(p) >= own_list(p)->num_tiles) return;
+  if (smem.work_tile_idx() / resident_heads(p) >= resident_list(p)->num_tiles) return;
   if (threadIdx.x < 128) {
-    ptx::give_up_registers<Config::kProducerRegisters>();
+    ptx::warpgroup_reg_dealloc<Config::kProducerRegisters>();
     const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
     const WorkTile work = work_tile_at(p, smem.work_tile_idx());
     if (warp == 0) {
-      const Maps maps{own_x, own_y, x, y};
+      const Maps maps{resident_x, resident_y, x, y};
       Producer(p, maps, smem, work).run();
     } else if constexpr (Config::kSumsDq) {
       DqWriter(p, smem, work, warp - 1).run();
     }
   } else {
-    ptx::take_registers<Config::kConsumerRegisters>();
-    run_math(p, smem);
+    ptx::warpgroup_reg_alloc<Config::kConsumerRegisters>();
+    run_consumer(p, smem);
   }
 }

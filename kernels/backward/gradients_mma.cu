@@ -13,12 +13,12 @@
 //   copy tile | barrier: it has arrived | S | dP | P, dS | dv | dx | barrier: all have read | copy next tile
 //
 // Blocks are small, so that another block of the multiprocessor computes while one waits for its copies. All warps are
-// producers and consumers: producer mma/rows.cuh, GEMMs mma/products.cuh, P and dS mma/softmax.cuh; the loop over tiles
-// is run() below.
+// producers and consumers: producer mma/producer.cuh, GEMMs mma/gemms.cuh, P and dS mma/softmax.cuh; the loop over
+// tiles is run_mainloop() below.
 //
 // A NaN or infinity of the sequence can reach the gradient of a row that does not see it as 0 * NaN, so recompute.cu
 // examines all rows.
-#include "backward/mma/rows.cuh"
+#include "backward/mma/producer.cuh"
 #include "backward/mma/softmax.cuh"
 #include "ptx/grid.cuh"
 
@@ -58,7 +58,7 @@ __device__ __forceinline__ void store(const BackwardParams& p, const WorkTile& w
                        reinterpret_cast<unsigned long long>(to.data) % 16 == 0;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int row = own_row(w) + 8 * h;
+    const int row = resident_row(w) + 8 * h;
     if (row >= w.end) continue;
     const long long first = Config::kOfQueries ? query_offset(p, w.s, w.batch, to, row, w.head)
                                                : key_offset(w.s, w.batch, to, row, w.head);
@@ -75,14 +75,14 @@ __device__ __forceinline__ void store(const BackwardParams& p, const WorkTile& w
   }
 }
 
-__device__ __forceinline__ void run(const BackwardParams& p, const Smem& smem) {
+__device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem& smem) {
   const WorkTile& work = smem.work();
   const unsigned warp = threadIdx.x / 32;
   Sums<Config::kLinesQk> dx;  // registers only for what the launch computes
   Sums<Config::kLinesV> dv;
   clear(dx), clear(dv);
   const int first_head = Config::kOfQueries ? work.head : work.head * p.group;  // of q
-  if (work.first < work.last) copy_own(p, smem);
+  if (work.first < work.last) copy_resident(p, smem);
   for (int i = 0; i < (Config::kOfQueries ? 1 : p.group); ++i) {
     const int head = first_head + i;
     for (int row = work.first; row < work.last; row += Config::kTile) {
@@ -97,8 +97,8 @@ __device__ __forceinline__ void run(const BackwardParams& p, const Smem& smem) {
         if (__any_sync(0xffffffffu, pairs != 0) == 0) continue;
         const unsigned x = smem.x() + step * LayoutX::kPitch, y = smem.y() + step * LayoutY::kPitch;
         Scores s, d = {};
-        multiply<Config::kLinesQk>(smem.own_x() + 16 * warp * LayoutX::kPitch, x, s);
-        if constexpr (Config::kWithDx) multiply<Config::kLinesV>(smem.own_y() + 16 * warp * LayoutY::kPitch, y, d);
+        multiply<Config::kLinesQk>(smem.resident_x() + 16 * warp * LayoutX::kPitch, x, s);
+        if constexpr (Config::kWithDx) multiply<Config::kLinesV>(smem.resident_y() + 16 * warp * LayoutY::kPitch, y, d);
         make_p_and_ds(p, work, smem.stats(Config::kOfQueries ? 0 : step), pairs, head, row + step, s, d);
         if constexpr (Config::kWithDv) accumulate<Config::kLinesV>(s, y, row, dv);
         if constexpr (Config::kWithDx) accumulate<Config::kLinesQk>(d, x, head, dx);
@@ -127,5 +127,5 @@ extern "C" __global__ void __launch_bounds__(attune::backward::mma::Config::kThr
   if (threadIdx.x == 0)
     smem.work() = mma::work_tile_of(p, tiles_of(list)[work_tile_idx / heads], slice, work_tile_idx % heads);
   __syncthreads();
-  if (smem.work().begin < smem.work().end) mma::run(p, smem);
+  if (smem.work().begin < smem.work().end) mma::run_mainloop(p, smem);
 }

@@ -14,7 +14,7 @@
 //   dv:      S (issued before) | P | issue dv += P dO, S of step i + 1 | wait
 #pragma once
 
-#include "backward/math.cuh"
+#include "backward/mainloop_ops.cuh"
 
 namespace attune::backward {
 
@@ -22,27 +22,29 @@ template <class Sums>
 __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem& smem, const WorkTile& work, Sums& a) {
   constexpr int kScores = Config::kTile / 2;
   using Scores = Softmax<kScores>;
-  const int group = math_group(), steps = work.steps(), own = work.begin + 64 * group + row_of_thread();
-  const unsigned own_rows = group * (64 * 128);  // the warpgroup's byte offset in a line
-  Scores softmax(p, smem, work, own);
-  ptx::wait_phase(smem.own_full(), 0);
-  if constexpr (Config::kSumsDq) clear_keys_behind_the_last(smem, work);
-  const ptx::Descriptor own_x = descriptor_of(smem.own_x() + own_rows), own_y = descriptor_of(smem.own_y() + own_rows);
+  const int group = consumer_warpgroup(), steps = work.steps(), resident = work.begin + 64 * group + row_of_thread();
+  const unsigned resident_rows = group * (64 * 128);  // the warpgroup's byte offset in a line
+  Scores softmax(p, smem, work, resident);
+  ptx::wait_phase(smem.resident_full(), 0);
+  if constexpr (Config::kSumsDq) zero_keys_past_end(smem, work);
+  const ptx::Descriptor resident_x = descriptor_of(smem.resident_x() + resident_rows),
+                        resident_y = descriptor_of(smem.resident_y() + resident_rows);
   float s[kScores], d[kScores], dq[Config::kDqRegisters];
   unsigned ds_regs[kScores / 2], p_regs[kScores / 2];
   common::PipelineState pipe;  // of x, and of y if y has as many stages
   Step step(work);
   ptx::wait_phase(smem.x_full(0), 0);
-  multiply<Config::kStepsQk>(own_x, smem.x(0), s);
+  multiply<Config::kStepsQk>(resident_x, smem.x(0), s);
   ptx::wgmma_wait<0>();
-  ptx::pin(s);
+  ptx::fence_operand(s);
   for (int i = 0; i < steps; ++i) {
     constexpr bool kOneY = Config::kYStages == 1;
     const int y_stage = kOneY ? 0 : pipe.stage;
     ptx::wait_phase(smem.y_full(y_stage), kOneY ? i & 1 : pipe.phase);
-    clear_tile_behind_the_last(smem, work, step.row, pipe.stage, y_stage);
+    zero_tile_past_end(smem, work, step.row, pipe.stage, y_stage);
     if constexpr (Config::kWithDx)
-      multiply<Config::kStepsV>(kRematerialize ? descriptor_of(smem.own_y() + own_rows) : own_y, smem.y(y_stage), d);
+      multiply<Config::kStepsV>(kRematerialize ? descriptor_of(smem.resident_y() + resident_rows) : resident_y,
+                                smem.y(y_stage), d);
     const ScoreCoords coords{p, work, work.begin + 64 * group + row_of_thread(), work.q_head(p, step.head)};
     const bool unmasked = softmax.unmasked(coords, step.row);
     const float slope = slope_of(p, work.batch, coords.head);
@@ -50,12 +52,12 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
     if constexpr (Config::kWithDv) accumulate(smem.y(y_stage), p_regs, a.v);
     if constexpr (Config::kWithDx) {
       ptx::wgmma_wait<Config::kWithDv ? 1 : 0>();
-      ptx::pin(d);
+      ptx::fence_operand(d);
       if constexpr (!Config::kWithDv) release(smem.y_empty(y_stage));
       softmax.backward(unmasked, step.row, pipe.stage, s, d);
       if constexpr (Config::kWithDv) {
         ptx::wgmma_wait<0>();  // dS will use the registers of P
-        ptx::pin(a.v);
+        ptx::fence_operand(a.v);
       }
       Scores::pack(d, ds_regs);
       if constexpr (Config::kSumsDq) {
@@ -63,7 +65,7 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
         store_scores_transposed(ds + group * (Config::kTile * 128), ds_regs);
         ptx::fence_async_proxy();
         sync_consumers();
-        multiply_dq(ds, smem.own_x(), group, dq);
+        multiply_dq(ds, smem.resident_x(), group, dq);
       }
       accumulate(smem.x(pipe.stage), ds_regs, a.x);
     }
@@ -72,17 +74,17 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
     // If there is no next step, computes S of the last step again: ptxas serializes wgmma that are under a condition.
     const bool is_last = i + 1 == steps;
     if (!is_last) ptx::wait_phase(smem.x_full(next.stage), next.phase);
-    multiply<Config::kStepsQk>(kRematerialize ? descriptor_of(smem.own_x() + own_rows) : own_x,
+    multiply<Config::kStepsQk>(kRematerialize ? descriptor_of(smem.resident_x() + resident_rows) : resident_x,
                                smem.x(is_last ? pipe.stage : next.stage), s);
     if constexpr (Config::kSumsDq) {
       ptx::wgmma_wait<2>();
-      ptx::pin(dq);
+      ptx::fence_operand(dq);
       publish_dq(smem, group, i, dq);
     }
     ptx::wgmma_wait<0>();
-    ptx::pin(s);
-    if constexpr (Config::kWithDx) ptx::pin(a.x);
-    if constexpr (Config::kWithDv) ptx::pin(a.v);
+    ptx::fence_operand(s);
+    if constexpr (Config::kWithDx) ptx::fence_operand(a.x);
+    if constexpr (Config::kWithDv) ptx::fence_operand(a.v);
     release(smem.x_empty(pipe.stage));
     if constexpr (Config::kWithDv) release(smem.y_empty(y_stage));
     pipe = next;

@@ -17,7 +17,7 @@ struct Accumulators {
 };
 
 // The consumer warpgroup of this thread, 0 or 1.
-__device__ __forceinline__ int math_group() {
+__device__ __forceinline__ int consumer_warpgroup() {
   return __shfl_sync(0xffffffffu, (static_cast<int>(threadIdx.x) - 128) / 128, 0);
 }
 // The row, within its warpgroup, that this thread has in registers 0 and 1 of an accumulator; the row of registers 2
@@ -32,7 +32,7 @@ constexpr bool kRematerialize = kAlibi || kTables || kKeyMasks || kSoftcap || (k
 // The descriptor of a warpgroup's resident rows.
 __device__ __forceinline__ ptx::Descriptor descriptor_of(unsigned rows) {
   unsigned at[1] = {rows};
-  if constexpr (kRematerialize) ptx::pin(at);
+  if constexpr (kRematerialize) ptx::fence_operand(at);
   return ptx::uniform(ptx::descriptor_k_major(at[0]));
 }
 
@@ -70,14 +70,14 @@ __device__ __forceinline__ void store_dq_tile(unsigned to, int group, const floa
 // The same for a transposed tile, as multiply_transposed() computes it.
 __device__ __forceinline__ void store_transposed_dq(unsigned to, int group, const float (&x)[Config::kDqRegisters]) {
   using Tile = Config::DqTile;
-  constexpr int kLines = Config::kLinesQk / 2, kEights = Tile::kQueries / 8, kLine = 64 * Tile::kQueries * 4;
+  constexpr int kLines = Config::kLinesQk / 2, kN8Tiles = Tile::kQueries / 8, kLine = 64 * Tile::kQueries * 4;
   to += Tile::byte_of(row_of_thread(), 0) + static_cast<int>(threadIdx.x) % 4 * 8;
   // In a whole line of channels of the warpgroup; and in the odd line, of which it has half of the queries.
-  const unsigned whole = to + group * kLine, odd = (to ^ group * (kEights / 2 * 32)) + 2 * kLines * kLine;
+  const unsigned whole = to + group * kLine, odd = (to ^ group * (kN8Tiles / 2 * 32)) + 2 * kLines * kLine;
 #pragma unroll
   for (int j = 0; j < Config::kDqRegisters; j += 2) {
-    const int eight = j / 4 % kEights, next_row = j / 2 % 2 * (8 * Tile::kQueries * 4);
-    const unsigned at = (j / 4 < kLines * kEights ? whole : odd) ^ eight * 32;  // as above
+    const int eight = j / 4 % kN8Tiles, next_row = j / 2 % 2 * (8 * Tile::kQueries * 4);
+    const unsigned at = (j / 4 < kLines * kN8Tiles ? whole : odd) ^ eight * 32;  // as above
     ptx::store_shared_two(at + next_row, __float_as_uint(x[j]), __float_as_uint(x[j + 1]));
   }
 }
@@ -109,16 +109,16 @@ __device__ __forceinline__ void clear_rows(unsigned tile, int first) {
     ptx::store_shared_zero(tile + (i / pieces * kRows + first) * 128 + i % pieces * 16);
 }
 // For the block's keys, all of which enter dq. Called when they have arrived.
-__device__ __forceinline__ void clear_keys_behind_the_last(const Smem& smem, const WorkTile& work) {
+__device__ __forceinline__ void zero_keys_past_end(const Smem& smem, const WorkTile& work) {
   const int count = work.s.num_keys - work.begin;
   if (count >= kBackwardRows) return;
-  clear_rows<Config::kLinesQk, kBackwardRows>(smem.own_x(), count);
+  clear_rows<Config::kLinesQk, kBackwardRows>(smem.resident_x(), count);
   ptx::fence_async_proxy();
   sync_consumers();
 }
 // For those operands of a step's tile that enter a gradient. Called when they have arrived.
-__device__ __forceinline__ void clear_tile_behind_the_last(const Smem& smem, const WorkTile& work, int row, int x_stage,
-                                                           int y_stage) {
+__device__ __forceinline__ void zero_tile_past_end(const Smem& smem, const WorkTile& work, int row, int x_stage,
+                                                   int y_stage) {
   const int count = (Config::kOfQueries ? work.s.num_keys : work.s.num_q) - row;
   if (count >= Config::kTile) return;
   sync_consumers();  // both warpgroups have its S

@@ -12,7 +12,7 @@ namespace attune::backward {
 
 // [batch or 1, rows, heads, channels]: boxes of one line of channels, of the resident rows or of a tile's rows.
 struct Maps {
-  const ptx::TensorMap &own_x, &own_y, &x, &y;
+  const ptx::TensorMap &resident_x, &resident_y, &x, &y;
 };
 
 class Producer {
@@ -23,12 +23,12 @@ class Producer {
   __device__ __forceinline__ void run() const {
     if (!ptx::elect()) return;
     if (work_.tiles == 0) return;
-    const unsigned full = smem_.own_full();
-    ptx::arrive_expecting(full, Config::kLinesOwn * kBackwardRows * 128);
-    copy<Config::kLinesQk, kBackwardRows>(smem_.own_x(), maps_.own_x, full, Config::kOfQueries, work_.head,
+    const unsigned full = smem_.resident_full();
+    ptx::arrive_expecting(full, Config::kLinesResident * kBackwardRows * 128);
+    copy<Config::kLinesQk, kBackwardRows>(smem_.resident_x(), maps_.resident_x, full, Config::kOfQueries, work_.head,
                                           work_.begin);
     if constexpr (Config::kWithDx)
-      copy<Config::kLinesV, kBackwardRows>(smem_.own_y(), maps_.own_y, full, Config::kOfQueries, work_.head,
+      copy<Config::kLinesV, kBackwardRows>(smem_.resident_y(), maps_.resident_y, full, Config::kOfQueries, work_.head,
                                            work_.begin);
     common::PipelineState x, y;
     Step step(work_);

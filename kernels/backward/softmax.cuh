@@ -15,23 +15,23 @@ namespace attune::backward {
 struct ScoreCoords {
   const BackwardParams& p;
   const WorkTile& work;
-  int own;   // the row of registers 0 and 1
-  int head;  // of q
+  int resident;  // the row of registers 0 and 1
+  int head;      // of q
 };
 
 template <int kScores>
 class Softmax {
  public:
-  // own: the row of registers 0 and 1.
-  __device__ __forceinline__ Softmax(const BackwardParams& p, const Smem& smem, const WorkTile& work, int own)
+  // resident: the row of registers 0 and 1.
+  __device__ __forceinline__ Softmax(const BackwardParams& p, const Smem& smem, const WorkTile& work, int resident)
       : smem_(smem), scores_(p), column_(static_cast<int>(threadIdx.x) % 4 * 2) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      visible_[h] = work.visible_to(p, own + 8 * h);
-      if (Config::kOfQueries && own + 8 * h < work.end)
-        own_stats_[h] = stats_of(p, work.s, work.batch, work.head)[own + 8 * h];
+      visible_[h] = work.visible_to(p, resident + 8 * h);
+      if (Config::kOfQueries && resident + 8 * h < work.end)
+        resident_stats_[h] = stats_of(p, work.s, work.batch, work.head)[resident + 8 * h];
     }
-    if constexpr (kAlibi) ahead_ = work.s.num_keys - work.s.num_q + kToQuery * (column_ - own);
+    if constexpr (kAlibi) ahead_ = work.s.num_keys - work.s.num_q + kToQuery * (column_ - resident);
   }
 
   // Whether no score of the warp is masked in the tile that begins at `row`. Also sets visible_pairs_.
@@ -96,11 +96,11 @@ class Softmax {
     if constexpr (kRanges) {
       for_each_range(p, work.batch, [&](const common::Range& range) {
         const Span queries = queries_in(range, work.s), keys = keys_in(range, work.s);
-        const Span own = Config::kOfQueries ? queries : keys, others = Config::kOfQueries ? keys : queries;
+        const Span resident = Config::kOfQueries ? queries : keys, others = Config::kOfQueries ? keys : queries;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const int at = coords.own + 8 * h;
-          if (at < own.begin || at >= min(own.end, work.end)) continue;
+          const int at = coords.resident + 8 * h;
+          if (at < resident.begin || at >= min(resident.end, work.end)) continue;
 #pragma unroll
           for (int j = 0; j < kScores; ++j) pairs |= j / 2 % 2 == h && is_in(others, j) ? 1u << j : 0;
         }
@@ -109,8 +109,8 @@ class Softmax {
     if constexpr (KeyMask::kAny) {
 #pragma unroll
       for (int j = 0; j < kScores; ++j) {
-        const int own = coords.own + j / 2 % 2 * 8, other = row + column_of(j);
-        const int query = WorkTile::query(own, other), key = WorkTile::key(own, other);
+        const int resident = coords.resident + j / 2 % 2 * 8, other = row + column_of(j);
+        const int query = WorkTile::query(resident, other), key = WorkTile::key(resident, other);
         if ((pairs >> j & 1) != 0 && !passes_key_mask(p, work.s, work.batch, query, coords.head, key))
           pairs &= ~(1u << j);
       }
@@ -132,7 +132,7 @@ class Softmax {
     return stats;
   }
   __device__ __forceinline__ const RowStats& stats_at(int j, const RowStats& of_column) const {
-    if constexpr (Config::kOfQueries) return own_stats_[j / 2 % 2];
+    if constexpr (Config::kOfQueries) return resident_stats_[j / 2 % 2];
     return of_column;
   }
 
@@ -172,11 +172,11 @@ class Softmax {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const RowStats& stats = stats_at(i, of_columns[e]);
-          const int own = coords.own + i / 2 % 2 * 8, other = row + column_of(i + e);
+          const int resident = coords.resident + i / 2 % 2 * 8, other = row + column_of(i + e);
           Score score = scores_.of(s[i + e]);
           add_alibi(score, slope, ahead + static_cast<float>(kToQuery * (i / 4 * 8 + e - i / 2 % 2 * 8)));
-          add_tables(score, coords.p, coords.work.s, coords.head, WorkTile::query(own, other),
-                     WorkTile::key(own, other));
+          add_tables(score, coords.p, coords.work.s, coords.head, WorkTile::query(resident, other),
+                     WorkTile::key(resident, other));
           const float a = ptx::exp2_approx(score.value - stats.lse2);
           p[e] = a * share_of(stats);
           s[i + e] = a * score.slope;
@@ -200,7 +200,7 @@ class Softmax {
   int ahead_ = 0;               // with ALiBi: from register 0's key to its query, in a tile that begins at row 0
   Span visible_[2];             // by causality and windows
   unsigned visible_pairs_ = 0;  // with masks: of the last tile
-  RowStats own_stats_[2] = {};  // if the resident rows are queries
+  RowStats resident_stats_[2] = {};  // if the resident rows are queries
 };
 
 }  // namespace attune::backward

@@ -69,10 +69,10 @@ struct TileOfDq {
 
 // Stores the tile. Returns whether all numbers of this thread were finite.
 __device__ __forceinline__ bool store_rows(const TileOfDq& t) {
-  constexpr int kEights = 2 * Tile::Half::kChannels / 8;
+  constexpr int kN8Tiles = 2 * Tile::Half::kChannels / 8;
   bool finite = true;
-  for (int i = threadIdx.x; i < Tile::kQueries * kEights; i += kThreads) {
-    const int row = i / kEights, group = i % kEights / (kEights / 2), eight = i % (kEights / 2);
+  for (int i = threadIdx.x; i < Tile::kQueries * kN8Tiles; i += kThreads) {
+    const int row = i / kN8Tiles, group = i % kN8Tiles / (kN8Tiles / 2), eight = i % (kN8Tiles / 2);
     const int channel = Tile::Half::channel_of(group, eight);
     if (!t.has(row) || channel >= kHeadDimQk) continue;
     const char* const from = t.sums + Tile::byte_of(group, row, eight);
@@ -87,10 +87,10 @@ __device__ __forceinline__ bool store_rows(const TileOfDq& t) {
 // The same for a transposed tile: a thread has eight channels of two queries; four threads have 32 bytes of each sum's
 // line, and eight such groups of four store 128 bytes of a row.
 __device__ __forceinline__ bool store_columns(const TileOfDq& t) {
-  constexpr int kEights = (kHeadDimQk + 7) / 8;
+  constexpr int kN8Tiles = (kHeadDimQk + 7) / 8;
   bool finite = true;
-  for (int i = threadIdx.x; i < Tile::kQueries / 2 * kEights; i += kThreads) {
-    const int pair = i % 4, channel = i / 4 % kEights * 8, eight = i / (4 * kEights), row = 8 * eight + 2 * pair;
+  for (int i = threadIdx.x; i < Tile::kQueries / 2 * kN8Tiles; i += kThreads) {
+    const int pair = i % 4, channel = i / 4 % kN8Tiles * 8, eight = i / (4 * kN8Tiles), row = 8 * eight + 2 * pair;
     float2 x[8] = {};
 #pragma unroll
     for (int j = 0; j < 8 && (t.sees(row) || t.sees(row + 1)); ++j)

@@ -30,10 +30,12 @@ __device__ __forceinline__ Slot find_slot(const WorkTileParams& p, int batch, in
   }
   return s;
 }
-__device__ __forceinline__ bool is_there(const WorkTileParams& p, int page) { return page >= 0 && page < p.num_pages; }
+__device__ __forceinline__ bool page_exists(const WorkTileParams& p, int page) {
+  return page >= 0 && page < p.num_pages;
+}
 // Whether the page of a cached key's value exists. A key whose value does not exist is masked.
 __device__ __forceinline__ bool has_value(const WorkTileParams& p, int batch, int key) {
-  return p.v_page_table.data == nullptr || is_there(p, find_slot(p, batch, key, true).page);
+  return p.v_page_table.data == nullptr || page_exists(p, find_slot(p, batch, key, true).page);
 }
 
 // The scale of a key of K, or of its value.
@@ -41,7 +43,7 @@ __device__ __forceinline__ RowScale scale_of(const WorkTileParams& p, const kern
                                              bool values) {
   return row_scale(
       values ? p.v_scale : p.k_scale, kv_head, [&] { return find_slot(p, t.batch, key, values); },
-      [&](int page) { return is_there(p, page); });
+      [&](int page) { return page_exists(p, page); });
 }
 // The scales of K and of V, from one look-up if both have the same page table.
 __device__ __forceinline__ float2 scales_of(const WorkTileParams& p, const kernels::WorkTile& t, int kv_head, int key) {

@@ -38,14 +38,14 @@ struct RowScale {
   __device__ __forceinline__ float at(int /*channel*/) const { return all; }
 };
 // Not by scale_at(), because ptxas would schedule prefill's instructions differently.
-template <class Find, class IsThere>
+template <class Find, class PageExists>
 __device__ __forceinline__ RowScale row_scale(const KvScale& scale, int kv_head, const Find& find,
-                                              const IsThere& is_there) {
+                                              const PageExists& page_exists) {
   if (scale.mode == ScaleMode::kNone) return {1.0f};
   if (scale.mode == ScaleMode::kTensor) return {scale.data[0]};
   if (scale.mode == ScaleMode::kHead) return {scale.data[kv_head * scale.head_stride]};
   const auto s = find();
-  if (!is_there(s.page)) return {0.0f};
+  if (!page_exists(s.page)) return {0.0f};
   return {*scale.at(s.page, s.slot, kv_head)};
 }
 

@@ -13,7 +13,7 @@ struct KvPlane {
   long long outer_stride, inner_stride;             // in elements
   int pack;  // elements of a pack are inner_stride apart; the largest int for a contiguous row
   int contiguous;                                   // neighbouring channels are adjacent in memory
-  int table_is_own;                                 // V: its page ids are in v_page_table
+  int has_v_page_table;                                 // V: its page ids are in v_page_table
   int dtype;                                        // packed formats: ATTUNE_UINT8
 
   // The offset of channel d in its row, in elements.

@@ -19,7 +19,7 @@
 // Grid: persistent blocks, no clusters. Stream-K (scheduler/stream_k*) gives each block an equal range of the key tiles
 // of all output tiles. The producer runs ahead into the next split during the epilogue, so that memory stays busy.
 //
-// Producer: producer.cuh; mainloop: mainloop.cuh; softmax: softmax.cuh; masks: query_rows.cuh; epilogue: epilogue.cuh
+// Producer: producer.cuh; mainloop: mainloop.cuh; softmax: softmax.cuh; masks: mask.cuh; epilogue: epilogue.cuh
 // and combine.cuh; one split in order: block.cuh.
 #include "decode/block.cuh"
 #include "ptx/grid.cuh"

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "decode/producer.cuh"
-#include "decode/query_rows.cuh"
+#include "decode/mask.cuh"
 #include "decode/softmax.cuh"
 #include "ptx/math.cuh"
 #include "ptx/shared.cuh"

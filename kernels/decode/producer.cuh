@@ -260,8 +260,8 @@ struct Producer {
 #pragma unroll
     for (int i = 0; i < Config::kScalesOfKey; ++i) {
       const int head_dim = lane < kernels::kKeysOfWarp ? Config::kHeadDimQk : Config::kHeadDimV;
-      const bool is_there = i < scales_of_key(Config::kTokenScales, head_dim, head_dim);
-      ptx::copy_async<4>(to + (32 * i + lane) * 4, from + 4 * i, is_valid && is_there ? 4 : 0);
+      const bool exists = i < scales_of_key(Config::kTokenScales, head_dim, head_dim);
+      ptx::copy_async<4>(to + (32 * i + lane) * 4, from + 4 * i, is_valid && exists ? 4 : 0);
     }
   }
   __device__ __forceinline__ void start_scales(const AttentionParams& p, int head) {

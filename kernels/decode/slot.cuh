@@ -16,13 +16,13 @@ struct Slot {
   int offset;
 
   __device__ __forceinline__ int v_page(const AttentionParams& p) const {
-    return p.v.table_is_own ? own_v_page : k_page;
+    return p.v.has_v_page_table ? own_v_page : k_page;
   }
   __device__ __forceinline__ static bool is_page(const AttentionParams& p, int page) {
     return static_cast<unsigned>(page) < static_cast<unsigned>(p.num_pages);  // at most 2^31
   }
   __device__ __forceinline__ bool exists(const AttentionParams& p) const {
-    return is_page(p, k_page) & (!p.v.table_is_own | is_page(p, own_v_page));  // no branches
+    return is_page(p, k_page) & (!p.v.has_v_page_table | is_page(p, own_v_page));  // no branches
   }
 };
 
@@ -34,7 +34,7 @@ __device__ __forceinline__ Slot find_in_rows(const AttentionParams& p, const int
   Slot s{};
   // Unsigned, because that multiplication has half the width.
   s.k_page = table[static_cast<long long>(static_cast<unsigned>(entry)) * p.page_table.column_stride];
-  if (p.v.table_is_own)
+  if (p.v.has_v_page_table)
     s.own_v_page = v_table[static_cast<long long>(static_cast<unsigned>(entry)) * p.v_page_table.column_stride];
   s.offset = at - entry * p.page_size;
   return s;

@@ -150,7 +150,7 @@ class Keys {
           const int pack = divide(channel + i, p_.pack);
           return from + kSize * (pack * plane.outer_stride + (channel + i - pack * plane.pack) * plane.inner_stride);
         });
-        ptx::pin(raw.word);  // fewer elements in flight need fewer registers
+        ptx::fence_operand(raw.word);  // fewer elements in flight need fewer registers
         to_fragment(raw, r, c, a);
       }
     }

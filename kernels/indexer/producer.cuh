@@ -133,7 +133,7 @@ class Producer {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       raw[j] = load(panel_row, j);
-      if constexpr (!Config::kQueryVectors) ptx::pin(raw[j].word);  // fewer elements in flight need fewer registers
+      if constexpr (!Config::kQueryVectors) ptx::fence_operand(raw[j].word);  // fewer in flight: fewer registers
     }
   }
 

@@ -29,7 +29,7 @@ namespace attune::indexer {
 class Consumer {
  public:
   using Wgmma =
-      ptx::WgmmaAlongK<Config::kN, Config::kBf16 ? ptx::Type::kBf16 : ptx::Type::kF16>;
+      ptx::WgmmaBKMajor<Config::kN, Config::kBf16 ? ptx::Type::kBf16 : ptx::Type::kF16>;
   using Accumulator = float[Config::kN / 2];
 
   __device__ __forceinline__ Consumer(const IndexScoresParams& p, SharedStorage& shared)
@@ -83,26 +83,26 @@ class Consumer {
         ptx::uniform(ptx::descriptor_k_major(ptx::shared_address(shared_.queries[query_pipe_.stage].panels)));
 #pragma unroll
     for (int tile = 0; tile < Config::kTiles; ++tile) {
-      ptx::pin(s[tile]);
-      ptx::pin(a[tile]);
+      ptx::fence_operand(s[tile]);
+      ptx::fence_operand(a[tile]);
     }
     ptx::wgmma_fence();
 #pragma unroll
     for (int tile = 0; tile < Config::kTiles; ++tile) {
 #pragma unroll
       for (int i = 0; i < Config::kSteps; ++i) {
-        Wgmma::registers(s[tile], a[tile] + 4 * i, q + (i / 4 * (Config::kPanelBytes >> 4) + i % 4 * ptx::kStepK),
+        Wgmma::rs(s[tile], a[tile] + 4 * i, q + (i / 4 * (Config::kPanelBytes >> 4) + i % 4 * ptx::kStepK),
                           i == 0 ? 0 : 1);
       }
       ptx::wgmma_commit();
     }
     if constexpr (Config::kTiles == 2) {
       ptx::wgmma_wait<1>();
-      ptx::pin(s[0]);
+      ptx::fence_operand(s[0]);
       add_heads(pass, s[0], sum[0]);
     }
     ptx::wgmma_wait<0>();
-    ptx::pin(s[Config::kTiles - 1]);
+    ptx::fence_operand(s[Config::kTiles - 1]);
     add_heads(pass, s[Config::kTiles - 1], sum[Config::kTiles - 1]);
   }
 
@@ -174,11 +174,11 @@ extern "C" __global__ void __launch_bounds__(attune::indexer::Config::kThreads, 
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
   if (threadIdx.x < 128) {
-    ptx::give_up_registers<Config::kProducerRegisters>();
+    ptx::warpgroup_reg_dealloc<Config::kProducerRegisters>();
     Producer producer(p, shared);
     producer.run();
   } else {
-    ptx::take_registers<Config::kConsumerRegisters>();
+    ptx::warpgroup_reg_alloc<Config::kConsumerRegisters>();
     Consumer consumer(p, shared);
     consumer.run();
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scores of the indexer if queries or keys are fp32, or if one is fp16 and the other bf16: fp32 arithmetic, any layout,
-// element by element. Each thread has one key.
+// element by element. Grid: persistent over the tiles of rows and keys; each thread has one key.
 //
 //   for 8 heads at a time: dot[8] += k[c..c + 32) * q[8][c..c + 32) over all channels; sum += w * max(dot, 0)
 #include "common/element.cuh"

@@ -43,7 +43,7 @@ struct Shared {
 
 // The thread's first channel.
 __device__ __forceinline__ int channel_of(const RowPair& rows) {
-  const int thread = static_cast<int>(ptx::kept(threadIdx.x)) % 128;
+  const int thread = static_cast<int>(ptx::opaque(threadIdx.x)) % 128;
   return kFp16Partials ? thread / 4 * 16 + thread % 4 * 2 : rows.channel_half * kChannelsOfHalf + thread * 2;
 }
 __device__ __forceinline__ int unit_of(const kernels::WorkTileParams& p, const kernels::WorkTile& t,
@@ -90,7 +90,7 @@ struct SplitStats {
 // earlier splits. Returns the row max, and the lane's row sum, which must still be reduced.
 __device__ __forceinline__ SplitStats split_scales(const float4 (&stats)[2], Shared& shared, bool first) {
   float new_row_max[2], scale[2], row_sum[2];
-  const unsigned thread = ptx::kept(threadIdx.x) % kScaleThreads, warp = thread / 32;
+  const unsigned thread = ptx::opaque(threadIdx.x) % kScaleThreads, warp = thread / 32;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float prev_row_max = first ? -ptx::infinity() : shared.row_max[h];
@@ -123,7 +123,7 @@ __device__ __forceinline__ void reduce_row_sum(const SplitStats& own, Shared& sh
 #pragma unroll
     for (int h = 0; h < 2; ++h) row_sum[h] += __shfl_xor_sync(0xffffffffu, row_sum[h], step);
   }
-  if (ptx::kept(threadIdx.x) % 32 != 0) return;
+  if (ptx::opaque(threadIdx.x) % 32 != 0) return;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     shared.row_max[h] = own.row_max[h];
@@ -158,7 +158,7 @@ __device__ __forceinline__ void store_row(const kernels::WorkTileParams& p, cons
 // rank().
 struct WarpgroupTeam {
   int shift;
-  __device__ __forceinline__ static int own() { return static_cast<int>(ptx::kept(threadIdx.x)) / 128; }
+  __device__ __forceinline__ static int own() { return static_cast<int>(ptx::opaque(threadIdx.x)) / 128; }
   __device__ __forceinline__ int size() const { return 1 << shift; }
   __device__ __forceinline__ int idx() const { return own() >> shift; }
   __device__ __forceinline__ int rank() const { return own() & (size() - 1); }
@@ -172,7 +172,7 @@ __device__ __forceinline__ void combine_rows(const kernels::WorkTileParams& p, c
   __shared__ kernels::WorkTile work_tiles[kWarpgroups];
   __shared__ RowPair all_rows[kWarpgroups];
   __shared__ float2 out[kWarpgroups][2][kChannelPairs][128];
-  const int thread = static_cast<int>(ptx::kept(threadIdx.x)) % 128;
+  const int thread = static_cast<int>(ptx::opaque(threadIdx.x)) % 128;
   const int lane = thread % 32;
   Shared& shared = shared_by[team.idx()];
   kernels::WorkTile& t = work_tiles[team.idx()];  // for store_row(); read after a sync
@@ -183,7 +183,7 @@ __device__ __forceinline__ void combine_rows(const kernels::WorkTileParams& p, c
   const bool computes_scales = team.rank() == 0 && thread < kScaleThreads;
   Accum accum{};
   const auto step = [&] {  // from one split to the next
-    return ptx::kept(p.num_head_tiles) * (kBlockM * kernels::kMlaHeadDimV * kPartialBytes);
+    return ptx::opaque(p.num_head_tiles) * (kBlockM * kernels::kMlaHeadDimV * kPartialBytes);
   };
   // all partial outputs are less than 2^32 bytes
   const char* const partials = reinterpret_cast<const char*>(p.partial_out);
@@ -196,7 +196,7 @@ __device__ __forceinline__ void combine_rows(const kernels::WorkTileParams& p, c
 #pragma unroll 1
   for (int first = 0;;) {
     float4 stats[2] = {{-ptx::infinity(), 0, 0, 0}, {-ptx::infinity(), 0, 0, 0}};
-    if (computes_scales && static_cast<int>(ptx::kept(threadIdx.x)) % 32 < count) {
+    if (computes_scales && static_cast<int>(ptx::opaque(threadIdx.x)) % 32 < count) {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
         stats[h] = ptx::load_from_l2(reinterpret_cast<const float4*>(own_stats + 8 * kPartialStats * h));
@@ -216,7 +216,7 @@ __device__ __forceinline__ void combine_rows(const kernels::WorkTileParams& p, c
         SplitStats split_stats;
         if (computes_scales) split_stats = split_scales(stats, shared, first == 0);
         team.sync();
-        if (computes_scales && ptx::kept(threadIdx.x) % 128 < 32) reduce_row_sum(split_stats, shared, first == 0);
+        if (computes_scales && ptx::opaque(threadIdx.x) % 128 < 32) reduce_row_sum(split_stats, shared, first == 0);
         first_loads = false;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -225,7 +225,7 @@ __device__ __forceinline__ void combine_rows(const kernels::WorkTileParams& p, c
           for (int k = 0; k < kChannelPairs; ++k) accum.o[h][k].x *= rescale, accum.o[h][k].y *= rescale;
         }
       }
-      const unsigned own = ptx::kept(ptx::kept(threadIdx.x) % 128 / (128 / kScaleGroups) * 32 + i);
+      const unsigned own = ptx::opaque(ptx::opaque(threadIdx.x) % 128 / (128 / kScaleGroups) * 32 + i);
 #pragma unroll
       for (int j = 0; j < kSplitsAtATime; ++j) {
         if (i + (j << team.shift) < count) accum.add(x[j], (&shared.scales[0][0])[own + (j << team.shift)]);
@@ -238,7 +238,7 @@ __device__ __forceinline__ void combine_rows(const kernels::WorkTileParams& p, c
     team.sync();  // before the scales are overwritten
   }
   const RowPair& rows_again = all_rows[team.idx()];
-  const int own = WarpgroupTeam::own(), column = static_cast<int>(ptx::kept(threadIdx.x)) % 128;
+  const int own = WarpgroupTeam::own(), column = static_cast<int>(ptx::opaque(threadIdx.x)) % 128;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
 #pragma unroll

@@ -108,7 +108,7 @@ class TileCounts {
   __device__ __forceinline__ int slot() const { return slot_of_work(work_tiles()); }
   __device__ __forceinline__ void next_work() { word_ += 4; }
   // Makes the compiler recompute what follows from the count, rather than keep it in registers.
-  __device__ __forceinline__ void refresh() { word_ = ptx::kept(word_); }
+  __device__ __forceinline__ void refresh() { word_ = ptx::opaque(word_); }
   __device__ __forceinline__ PipelineState pipe(unsigned ahead) const { return pipeline_state(word_ + ahead & 3); }
   __device__ __forceinline__ void advance(unsigned tiles) { word_ = (word_ & ~3u) | (word_ + tiles & 3); }
 

@@ -59,16 +59,16 @@ extern "C" __global__ void __launch_bounds__(attune::mla::M16Config::kThreads, 1
   using namespace attune;
   using namespace attune::mla;
   const M16Smem smem(ptx::dynamic_shared());
-  const auto first_work = M16Producer::Scheduler::ask_first(p);  // issued before the mbarriers are initialised
+  const auto first_work = M16Producer::Scheduler::prefetch_first(p);  // issued before the mbarriers are initialised
   init_barriers(smem);
   if (threadIdx.x < M16Config::kProducerThreads) {
-    ptx::give_up_registers<M16Config::kProducerRegisters>();
+    ptx::warpgroup_reg_dealloc<M16Config::kProducerRegisters>();
     M16Producer(p, smem).run(first_work);
   } else {
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
     if (blockIdx.x == 0 && threadIdx.x == M16Config::kProducerThreads) scheduler::release_list(p);
-    ptx::take_registers<M16Config::kConsumerRegisters>();
+    ptx::warpgroup_reg_alloc<M16Config::kConsumerRegisters>();
     run_m16(p, smem);
   }
 }

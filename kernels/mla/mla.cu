@@ -103,7 +103,7 @@ __device__ __forceinline__ void mainloop(const WorkTileParams& p, const Smem& sm
 }
 
 // Both warpgroups run the same code of the epilogue, because its time is the fetch of its instructions.
-__device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& smem, const ptx::TensorMap& q) {
+__device__ __forceinline__ void run_consumer(const WorkTileParams& p, const Smem& smem, const ptx::TensorMap& q) {
   load_first_q(p, smem, q);
   common::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - Config::kProducerThreads,
                                        32 * Config::kConsumerWarps, smem.check(),
@@ -149,10 +149,10 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
   using namespace attune;
   using namespace attune::mla;
   const Smem smem(ptx::dynamic_shared());
-  const auto first_work = WorkTileReader::Scheduler::ask_first(p);  // issued before the mbarriers are initialised
+  const auto first_work = WorkTileReader::Scheduler::prefetch_first(p);  // issued before the mbarriers are initialised
   init_barriers(smem);
   if (threadIdx.x < Config::kProducerThreads) {
-    ptx::give_up_registers<Config::kProducerRegisters>();
+    ptx::warpgroup_reg_dealloc<Config::kProducerRegisters>();
     if constexpr (Config::kTma) {
       TmaProducer(p, q, k, dense_k, smem).run(first_work);
     } else if constexpr (Config::kRegisterStaged) {
@@ -167,8 +167,8 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
     if (blockIdx.x == 0 && threadIdx.x == Config::kProducerThreads) scheduler::release_list(p);
-    ptx::take_registers<Config::kConsumerRegisters>();
-    run_math(p, smem, q);
+    ptx::warpgroup_reg_alloc<Config::kConsumerRegisters>();
+    run_consumer(p, smem, q);
   }
   if constexpr (Config::kCluster > 1)
     ptx::wait_for_cluster();  // a block must not exit while others write to its shared memory

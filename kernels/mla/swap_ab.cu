@@ -64,10 +64,10 @@ extern "C" __global__ void __launch_bounds__(attune::mla::SwapAbConfig::kThreads
   using namespace attune;
   using namespace attune::mla;
   const SwapAbSmem smem(ptx::dynamic_shared());
-  const auto first_work = SwapAbProducer::Scheduler::ask_first(p);  // issued before the mbarriers are initialised
+  const auto first_work = SwapAbProducer::Scheduler::prefetch_first(p);  // issued before the mbarriers are initialised
   init_barriers(smem);
   if (threadIdx.x < SwapAbConfig::kProducerThreads) {
-    ptx::give_up_registers<SwapAbConfig::kProducerRegisters>();
+    ptx::warpgroup_reg_dealloc<SwapAbConfig::kProducerRegisters>();
     if (threadIdx.x / 32 == SwapAbConfig::kUnitWarp) {
       ScaleUnitWarp(smem).run();
     } else {
@@ -77,12 +77,12 @@ extern "C" __global__ void __launch_bounds__(attune::mla::SwapAbConfig::kThreads
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
     if (blockIdx.x == 0 && threadIdx.x == SwapAbConfig::kProducerThreads) scheduler::release_list(p);
-    ptx::take_registers<SwapAbConfig::kSoftmaxRegisters>();
+    ptx::warpgroup_reg_alloc<SwapAbConfig::kSoftmaxRegisters>();
     run_softmax(p, smem);
   } else {
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
-    ptx::take_registers<SwapAbConfig::kPvRegisters>();
+    ptx::warpgroup_reg_alloc<SwapAbConfig::kPvRegisters>();
     run_pv(p, smem);
   }
 }

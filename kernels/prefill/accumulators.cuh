@@ -2,7 +2,7 @@
 // The state of a consumer thread's two rows: O, row_max and row_sum.
 #pragma once
 
-#include "prefill/rows.cuh"
+#include "prefill/mask.cuh"
 
 namespace attune::prefill {
 

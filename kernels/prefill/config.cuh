@@ -16,7 +16,7 @@
 
 namespace attune::prefill {
 
-using common::find_slot, common::has_value, common::int_at, common::is_there, common::scale_of, common::slot_in_page;
+using common::find_slot, common::has_value, common::int_at, common::page_exists, common::scale_of, common::slot_in_page;
 using common::quad_max, common::quad_sum;
 using common::kLog2e;
 using common::PipelineState, common::Slot;

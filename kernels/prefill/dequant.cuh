@@ -141,21 +141,21 @@ class Dequantizer {
   // A thread's units in up to 128 channels: 16 channels of every kRowsAtATime-th row. Eight lanes load from all banks
   // and store to all banks: the second half of a row's eight units comes from the next row.
   template <int kRest>
-  struct ThreadPieces {
-    static constexpr int kPieces = kRest <= 64 ? 4 : 8, kRowsAtATime = kThreads / kPieces,
+  struct ThreadUnits {
+    static constexpr int kUnits = kRest <= 64 ? 4 : 8, kRowsAtATime = kThreads / kUnits,
                          kSteps = (Config::kKeys + kRowsAtATime - 1) / kRowsAtATime;
     static_assert(kRowsAtATime % 4 == 0, "rows so far apart are swizzled alike, or by the other half of a line");
-    unsigned row, piece;
-    __device__ __forceinline__ explicit ThreadPieces(unsigned thread) {
-      piece = thread % kPieces;
-      row = kPieces == 4 ? thread / 4 : thread / 16 * 2 + (thread / 4 + thread / 8) % 2;
+    unsigned row, unit;
+    __device__ __forceinline__ explicit ThreadUnits(unsigned thread) {
+      unit = thread % kUnits;
+      row = kUnits == 4 ? thread / 4 : thread / 16 * 2 + (thread / 4 + thread / 8) % 2;
     }
-    __device__ __forceinline__ unsigned from(unsigned raw) const { return raw + row * kernels::kRawPitch + 16 * piece; }
+    __device__ __forceinline__ unsigned from(unsigned raw) const { return raw + row * kernels::kRawPitch + 16 * unit; }
     // The address of the first half of the unit's output; the second half is at ^ 16.
     __device__ __forceinline__ unsigned to(unsigned block) const {
-      return block + piece / 4 * (Config::kKeys * 128) + row * 128 + ((piece % 4 * 2) ^ (row & 7)) * 16;
+      return block + unit / 4 * (Config::kKeys * 128) + row * 128 + ((unit % 4 * 2) ^ (row & 7)) * 16;
     }
-    __device__ __forceinline__ static unsigned further(unsigned to, int step) {
+    __device__ __forceinline__ static unsigned advance(unsigned to, int step) {
       return (to ^ (step * kRowsAtATime % 8 * 16)) + step * kRowsAtATime * 128;
     }
     __device__ __forceinline__ bool has(int step) const {
@@ -165,35 +165,35 @@ class Dequantizer {
 
   template <int kHeadDim, int kTo, int kBlock = 0>
   __device__ __forceinline__ void dequant_blocks(unsigned raw, unsigned to) const {
-    using Mine = ThreadPieces<kHeadDim - 128 * kBlock>;
-    const Mine mine(ptx::kept(thread_));  // opaque, so that it is recomputed: registers are scarce
-    const unsigned from = mine.from(raw + kBlock * Config::kKeys * kernels::kRawPitch);
-    const unsigned at = mine.to(to + 2 * kBlock * Config::kKeys * 128);
+    using Units = ThreadUnits<kHeadDim - 128 * kBlock>;
+    const Units units(ptx::opaque(thread_));  // opaque, so that it is recomputed: registers are scarce
+    const unsigned from = units.from(raw + kBlock * Config::kKeys * kernels::kRawPitch);
+    const unsigned at = units.to(to + 2 * kBlock * Config::kKeys * 128);
     const auto load = [&](int step, unsigned(&words)[4]) {
-      ptx::load_shared_four(from + step * Mine::kRowsAtATime * kernels::kRawPitch, words);
+      ptx::load_shared_four(from + step * Units::kRowsAtATime * kernels::kRawPitch, words);
     };
     const auto dequant = [&](int step, const unsigned(&words)[4]) {
       unsigned out[8];
       dequant_16<Config::kCacheType, kTo>(words, out);
-      ptx::store_shared_four(Mine::further(at, step), out);
-      ptx::store_shared_four(Mine::further(at ^ 16, step), out + 4);
+      ptx::store_shared_four(Units::advance(at, step), out);
+      ptx::store_shared_four(Units::advance(at ^ 16, step), out + 4);
     };
-    dequant_steps<Mine::kSteps, kLoadsAhead>([&](int step) { return mine.has(step); }, load, dequant);
+    dequant_steps<Units::kSteps, kLoadsAhead>([&](int step) { return units.has(step); }, load, dequant);
     if constexpr (kHeadDim > 128 * (kBlock + 1)) dequant_blocks<kHeadDim, kTo, kBlock + 1>(raw, to);
   }
 
   // Each thread zeroes the rows that it wrote.
   template <int kHeadDim, int kBlock = 0>
   __device__ __forceinline__ void zero_rows(unsigned to, int low, int high) const {
-    using Mine = ThreadPieces<kHeadDim - 128 * kBlock>;
-    const Mine mine(ptx::kept(thread_));
-    const unsigned at = mine.to(to + 2 * kBlock * Config::kKeys * 128);
+    using Units = ThreadUnits<kHeadDim - 128 * kBlock>;
+    const Units units(ptx::opaque(thread_));
+    const unsigned at = units.to(to + 2 * kBlock * Config::kKeys * 128);
 #pragma unroll 1
-    for (int step = 0; step < Mine::kSteps; ++step) {
-      const int row = mine.row + step * Mine::kRowsAtATime;
+    for (int step = 0; step < Units::kSteps; ++step) {
+      const int row = units.row + step * Units::kRowsAtATime;
       if (row >= Config::kKeys || (row >= low && row < high)) continue;
-      ptx::store_shared_zero(Mine::further(at, step));
-      ptx::store_shared_zero(Mine::further(at ^ 16, step));
+      ptx::store_shared_zero(Units::advance(at, step));
+      ptx::store_shared_zero(Units::advance(at ^ 16, step));
     }
     if constexpr (kHeadDim > 128 * (kBlock + 1)) zero_rows<kHeadDim, kBlock + 1>(to, low, high);
   }

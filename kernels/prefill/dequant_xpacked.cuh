@@ -44,7 +44,7 @@ class XpackedKeys {
 };
 
 __device__ __forceinline__ void dequant_xpacked_k(unsigned raw, unsigned to, int thread) {
-  const XpackedKeys mine(raw, to, static_cast<int>(ptx::kept(thread)));
+  const XpackedKeys mine(raw, to, static_cast<int>(ptx::opaque(thread)));
   dequant_steps<XpackedKeys::kSteps, kLoadsAhead>(
       [&](int step) { return mine.has(step); },
       [&](int step, unsigned(&words)[4]) { ptx::load_shared_four(mine.from(step), words); },
@@ -96,7 +96,7 @@ template <int kTo>
 __device__ __forceinline__ void dequant_xpacked_v(unsigned raw, unsigned to, int low, int high, int box_shift,
                                                   int thread) {
   constexpr int kPeriod = XpackedValues::kPeriod, kSteps = XpackedValues::kSteps;
-  const XpackedValues mine(raw, to, box_shift, static_cast<int>(ptx::kept(thread)));
+  const XpackedValues mine(raw, to, box_shift, static_cast<int>(ptx::opaque(thread)));
   XpackedValues::Address first[kPeriod];
 #pragma unroll
   for (int i = 0; i < kPeriod; ++i) first[i] = mine.address(i);

@@ -23,14 +23,15 @@ class Mainloop : Softmax {
   template <bool kCacheForm>
   using QkMma = ptx::Wgmma<Config::kKeys, Config::kQkMmaType<kCacheForm>>;
   template <bool kCacheForm>
-  using PvMma = typename Choice<(Config::kXpacked && kCacheForm),
-                                ptx::WgmmaAlongK<Config::kChannels, Config::kPvMmaType<kCacheForm>>,
+  using PvMma = typename Conditional<(Config::kXpacked && kCacheForm),
+                                ptx::WgmmaBKMajor<Config::kChannels, Config::kPvMmaType<kCacheForm>>,
                                 ptx::Wgmma<Config::kChannels, Config::kPvMmaType<kCacheForm>>>::Type;
   template <bool kCacheForm>
-  using KDescriptor = typename Choice<(Config::kXpackedK && kCacheForm),
-                                      ptx::PieceDescriptor<8 * Config::kXpackedKBytes>, ptx::Descriptor>::Type;
+  using KDescriptor = typename Conditional<(Config::kXpackedK && kCacheForm),
+                                      ptx::NoSwizzleDescriptor<8 * Config::kXpackedKBytes>, ptx::Descriptor>::Type;
   template <bool kCacheForm>
-  using VDescriptor = typename Choice<(Config::kXpacked && kCacheForm), ptx::NarrowDescriptor, ptx::Descriptor>::Type;
+  using VDescriptor =
+      typename Conditional<(Config::kXpacked && kCacheForm), ptx::Swizzle32Descriptor, ptx::Descriptor>::Type;
 
   __device__ __forceinline__ Mainloop(const WorkTileParams& p, const Smem& smem, int group)
       : Softmax(p, smem), group_(group) {
@@ -174,12 +175,12 @@ class Mainloop : Softmax {
   // all tiles have this form, unless kTwoForms
   static constexpr bool kSingleForm = Config::kQuantized || Config::kXpacked;
 
-  // Runs tiles [first, behind), the last tile first. kCacheForm: they were dequantized or are x-packed. kFirst: O is
+  // Runs tiles [first, tile_end), the last tile first. kCacheForm: they were dequantized or are x-packed. kFirst: O is
   // empty; otherwise `accumulate` says whether it is.
   template <bool kCacheForm, bool kFirst, class Overlap>
   __device__ __forceinline__ void run_tiles(const WorkTile& work, const Rows& rows, const Tiles& tiles, int first,
-                                            int behind, int accumulate, float (&s)[Config::kKeys / 2], Accumulators& a,
-                                            const Overlap& overlap) {
+                                            int tile_end, int accumulate, float (&s)[Config::kKeys / 2],
+                                            Accumulators& a, const Overlap& overlap) {
     const TileSpan whole = rows.whole_tiles(work, tiles);
     unsigned p_regs[Config::kPRegs];
     float rescale[2];
@@ -187,11 +188,11 @@ class Mainloop : Softmax {
 
     // Most first tiles are at an edge. Their mask is computed during the QK GEMM.
     const Rows::VisibleKeys first_mask =
-        Config::kPrecomputeMask ? rows.visible_keys(p_, tile_at(work, tiles, behind - 1)) : Rows::VisibleKeys{};
-    const int begin = __shfl_sync(0xffffffffu, first, 0), end = __shfl_sync(0xffffffffu, behind, 0);
+        Config::kPrecomputeMask ? rows.visible_keys(p_, tile_at(work, tiles, tile_end - 1)) : Rows::VisibleKeys{};
+    const int begin = __shfl_sync(0xffffffffu, first, 0), end = __shfl_sync(0xffffffffu, tile_end, 0);
     const bool half = kHalfFirstTile && ends_in_half(work, end);
     ptx::wgmma_wait<0>();
-    ptx::pin(s);
+    ptx::fence_operand(s);
     // Warp-uniform values go to uniform registers. With two forms of tiles the compiler does not see that they are
     // uniform.
     if constexpr (!kTwoForms) k_pipe_ = uniform(k_pipe_), v_pipe_ = uniform(v_pipe_);
@@ -265,14 +266,14 @@ class Mainloop : Softmax {
         warp_scheduler_arrive(group_), holds_barrier = false;
       const bool nonnegative = !Config::kDeferredMax && all_nonnegative(a.row_max);
       ptx::wgmma_wait<1>();
-      ptx::pin(s);
+      ptx::fence_operand(s);
       if (i == begin && last_use) release_q();
       if (!Config::kCached) release_k();
       const TileSpan& unmasked = kManyRegisters ? whole : rows.whole_tiles(work, tiles);
       if constexpr (Config::kDeferredMax) {
         const auto last = [&] {
           ptx::wgmma_wait<0>();
-          ptx::pin(a.o);
+          ptx::fence_operand(a.o);
           release_v();
         };
         rescales = online_softmax<kCacheForm>(rows, work, tiles, i, unmasked, nonnegative, s, rescale, a, nullptr, last,
@@ -286,7 +287,7 @@ class Mainloop : Softmax {
       } else {
         const bool rescales_o = online_softmax<kCacheForm>(rows, work, tiles, i, unmasked, nonnegative, s, rescale, a);
         ptx::wgmma_wait<0>();  // not in the branch, because a wait for wgmma is for the whole warpgroup
-        ptx::pin(a.o);
+        ptx::fence_operand(a.o);
         if (rescales_o) rescale_o(rescale, a.o);
         if (!Config::kDeferredMaxSoftcap || !redo) release_v();
         redo = false;
@@ -301,7 +302,7 @@ class Mainloop : Softmax {
     pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
     if (last_use) overlap();
     ptx::wgmma_wait<Config::kOverlapNextQK ? 1 : 0>();  // overlap() may have issued a QK GEMM, which keeps running
-    ptx::pin(a.o);
+    ptx::fence_operand(a.o);
     release_v();
   }
 
@@ -364,7 +365,7 @@ class Mainloop : Softmax {
   template <bool kCacheForm>
   __device__ __forceinline__ KDescriptor<kCacheForm> k_descriptor() const {
     if constexpr (Config::kXpackedK && kCacheForm) {
-      return ptx::uniform(ptx::descriptor_of_pieces<8 * Config::kXpackedKBytes>(smem_.k(k_pipe_.stage)));
+      return ptx::uniform(ptx::descriptor_no_swizzle<8 * Config::kXpackedKBytes>(smem_.k(k_pipe_.stage)));
     } else {
       return ptx::uniform(ptx::descriptor_k_major(smem_.k(k_pipe_.stage)));
     }
@@ -372,7 +373,7 @@ class Mainloop : Softmax {
   template <bool kCacheForm>
   __device__ __forceinline__ VDescriptor<kCacheForm> v_descriptor() const {
     if constexpr (Config::kXpacked && kCacheForm) {
-      return ptx::uniform(ptx::descriptor_of_narrow_rows(smem_.v(v_pipe_.stage)));
+      return ptx::uniform(ptx::descriptor_swizzle_32b(smem_.v(v_pipe_.stage)));
     } else {
       return ptx::uniform(ptx::descriptor_mn_major(smem_.v(v_pipe_.stage), Config::kKeys * 128));
     }
@@ -383,13 +384,13 @@ class Mainloop : Softmax {
                                           float (&o)[Config::kChannels / 2]) const {
     constexpr int kNumParts = kCacheForm ? Config::kPParts : 1;
     constexpr int kStep = Config::kXpacked && kCacheForm ? 16 * Config::kXpackedVBytes : 16 * 128;
-    ptx::pin(o);
-    ptx::pin(p_regs);
+    ptx::fence_operand(o);
+    ptx::fence_operand(p_regs);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kNumParts * Config::kPvSteps; ++i)
-      PvMma<kCacheForm>::registers(o, p_regs + i % kNumParts * (Config::kKeys / 4) + i / kNumParts * 4,
-                                   v + i / kNumParts * (kStep >> 4), i == 0 ? accumulate : 1);
+      PvMma<kCacheForm>::rs(o, p_regs + i % kNumParts * (Config::kKeys / 4) + i / kNumParts * 4,
+                            v + i / kNumParts * (kStep >> 4), i == 0 ? accumulate : 1);
     ptx::wgmma_commit();
   }
 

@@ -84,21 +84,21 @@ class MainloopFp32 {
 
   __device__ __forceinline__ void qk_gemm(ptx::Descriptor k, float (&s)[Config::kKeys / 2]) const {
     constexpr int kPartQ = Config::kBlocksQk * Config::kRows * 8, kPartK = Config::kBlocksQk * Config::kKeys * 8;
-    ptx::pin(s);
+    ptx::fence_operand(s);
     ptx::wgmma_fence();
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
 #pragma unroll
       for (int i = 0; i < Config::kQkSteps; ++i) {
         const int block = i / 4, within = i % 4 * ptx::kStepK;
-        ptx::Wgmma<Config::kKeys, ptx::Type::kBf16>::shared(
+        ptx::Wgmma<Config::kKeys, ptx::Type::kBf16>::ss(
             s, q_ + left_part(pair) * kPartQ + block * (Config::kRows * 8) + within,
             k + right_part(pair) * kPartK + block * (Config::kKeys * 8) + within, pair == 0 && i == 0 ? 0 : 1);
       }
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
-    ptx::pin(s);
+    ptx::fence_operand(s);
   }
 
   // Channels kFirst .. of O = O rescale + P V. The addition is in a loop that exits at once, because tile numbers are
@@ -112,26 +112,26 @@ class MainloopFp32 {
     constexpr int kRest = Config::kChannels - kFirst, kCount = kRest < kMostChannels ? kRest : kMostChannels;
     constexpr int kPartV = Config::kBlocksV * Config::kKeys * 8, kBlock = kFirst / 64 * Config::kKeys * 8;
     float pv[kCount / 2];
-    ptx::pin(pv);
+    ptx::fence_operand(pv);
 #pragma unroll
-    for (int part = 0; part < Config::kBf16Parts; ++part) ptx::pin(p_regs[part]);
+    for (int part = 0; part < Config::kBf16Parts; ++part) ptx::fence_operand(p_regs[part]);
     ptx::wgmma_fence();
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
 #pragma unroll
       for (int i = 0; i < Config::kPvSteps; ++i) {
-        ptx::Wgmma<kCount, ptx::Type::kBf16>::registers(pv, p_regs[left_part(pair)] + 4 * i,
-                                                        v + right_part(pair) * kPartV + kBlock + i * (2048 >> 4),
-                                                        pair == 0 && i == 0 ? 0 : 1);
+        ptx::Wgmma<kCount, ptx::Type::kBf16>::rs(pv, p_regs[left_part(pair)] + 4 * i,
+                                                 v + right_part(pair) * kPartV + kBlock + i * (2048 >> 4),
+                                                 pair == 0 && i == 0 ? 0 : 1);
       }
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
-    ptx::pin(pv);
+    ptx::fence_operand(pv);
     do {
 #pragma unroll
       for (int i = 0; i < kCount / 2; ++i) o[kFirst / 2 + i] = fmaf(o[kFirst / 2 + i], rescale[i / 2 % 2], pv[i]);
-    } while (kRest > kCount && static_cast<int>(ptx::kept(tile)) < 0);
+    } while (kRest > kCount && static_cast<int>(ptx::opaque(tile)) < 0);
     if constexpr (kRest > kCount) pv_gemm_add<kFirst + kCount>(tile, p_regs, v, rescale, o);
   }
 

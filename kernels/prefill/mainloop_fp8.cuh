@@ -67,7 +67,7 @@ class MainloopFp8 {
     needs_row_max_ = true;
 
     ptx::wgmma_wait<0>();
-    ptx::pin(s);
+    ptx::fence_operand(s);
     if (end - begin == 1) release_q();
     release_k(count_);
     online_softmax<false>(end - 1, whole.has(end - 1), 0, s, pv, p_regs, a);
@@ -83,19 +83,19 @@ class MainloopFp8 {
       pv_gemm(p_regs, v_descriptor(before), pv);
       warp_scheduler_arrive(group_);
       ptx::wgmma_wait<1>();
-      ptx::pin(s);
+      ptx::fence_operand(s);
       if (i == begin) release_q();
       release_k(now);
       online_softmax<true>(i, whole.has(i), before, s, pv, p_regs, a);
     }
     count_ =
         // Recomputed from the work tile: registers are scarce.
-        ptx::kept((count_ & 0xffff0000) | (count - begin & 0xffff));
+        ptx::opaque((count_ & 0xffff0000) | (count - begin & 0xffff));
     const ptx::Descriptor v = ptx::uniform(v_descriptor(count_));
     ptx::wait_phase(smem_.v_full(stage()), phase());
     pv_gemm(p_regs, v, pv);
     ptx::wgmma_wait<0>();
-    ptx::pin(pv);
+    ptx::fence_operand(pv);
     release_v(count_);
     next_tile();
     add_pv(0, Config::kChannels / 2, pv, a.o);
@@ -142,12 +142,12 @@ class MainloopFp8 {
 
   __device__ __forceinline__ static void pv_gemm(unsigned (&p_regs)[Config::kKeys / 8], ptx::Descriptor v,
                                                  float (&pv)[Config::kChannels / 2]) {
-    ptx::pin(pv);
-    ptx::pin(p_regs);
+    ptx::fence_operand(pv);
+    ptx::fence_operand(p_regs);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < Config::kPvSteps; ++i)
-      PvMma::registers(pv, p_regs + 4 * i, v + i * ptx::kStepK, i == 0 ? 0 : 1);
+      PvMma::rs(pv, p_regs + 4 * i, v + i * ptx::kStepK, i == 0 ? 0 : 1);
     ptx::wgmma_commit();
   }
 
@@ -190,7 +190,7 @@ class MainloopFp8 {
       update_row_max_ref(s, c, rescale, a);
       if (kAddsPv && any_of_group(rescale[0] != 1.0f || rescale[1] != 1.0f)) {
         ptx::wgmma_wait<0>();
-        ptx::pin(pv);
+        ptx::fence_operand(pv);
 #pragma unroll
         for (int j = 0; j < Config::kChannels / 2; ++j) {
           a.o[j] = (a.o[j] + pv[j]) * rescale[j / 2 % 2];
@@ -216,7 +216,7 @@ class MainloopFp8 {
     for (int group = 0; group < kExpGroups; ++group) {
       if (kAddsPv && group == kGroupsBeforePv) {
         ptx::wgmma_wait<0>();
-        ptx::pin(pv);
+        ptx::fence_operand(pv);
         release_v(before);
       }
       do {
@@ -231,7 +231,7 @@ class MainloopFp8 {
           if (group == kGroupsBeforePv) pack_p(0, kGroupsBeforePv - 1, s, p_regs);
           if (group > kGroupsBeforePv) pack_p(group - 2, group, s, p_regs);
         }
-      } while (group == kGroupsBeforePv - 1 && static_cast<int>(ptx::kept(i)) < 0);
+      } while (group == kGroupsBeforePv - 1 && static_cast<int>(ptx::opaque(i)) < 0);
     }
     reduce(kExpGroups - 1);
     pack_p(kExpGroups - 1, kExpGroups, s, p_regs);
@@ -246,7 +246,7 @@ class MainloopFp8 {
 
   // Warp-uniform for the compiler. The warpgroup's number is recomputed: registers are scarce.
   __device__ __forceinline__ static bool any_of_group(bool x) {
-    const int group = static_cast<int>(ptx::kept(threadIdx.x) / 128) - 1;
+    const int group = static_cast<int>(ptx::opaque(threadIdx.x) / 128) - 1;
     return __any_sync(0xffffffffu, ptx::named_barrier_any(kGroupBarriers + group, 128, x));
   }
 

@@ -24,24 +24,24 @@ __device__ __forceinline__ int Mainloop::run_softcap_deferred(const WorkTile& wo
     accumulate = 1;
     warp_scheduler_arrive(group_);
     ptx::wgmma_wait<1>();
-    ptx::pin(s);
+    ptx::fence_operand(s);
     mask_edge(rows, work, tiles, i, whole, s);
     const float saved_sum[2] = {a.row_sum[0], a.row_sum[1]};
     const auto last = [&] {
       ptx::wgmma_wait<0>();
-      ptx::pin(a.o);
+      ptx::fence_operand(a.o);
       release_v();
     };
     softmax_softcap_deferred(i, s, a, last, [&] { pack_p<kCacheForm, 0, kLastGroup>(s, p_regs); });
     add_row_sum<true>(kScores - kReduceLag, kScores, s, a);
     pack_p<kCacheForm, kLastGroup>(s, p_regs);
     const float added[2] = {a.row_sum[0] - saved_sum[0], a.row_sum[1] - saved_sum[1]};
-    ptx::pin(p_regs);  // otherwise the compiler packs them after the vote
+    ptx::fence_operand(p_regs);  // otherwise the compiler packs them after the vote
     redo = any_of_group(may_exceed_range(added, edge, a));
     if (redo) {
       a.row_sum[0] = saved_sum[0], a.row_sum[1] = saved_sum[1];
 #pragma unroll
-      for (int j = 0; j < Config::kKeys / 4; ++j) p_regs[j] = ptx::kept(0);
+      for (int j = 0; j < Config::kKeys / 4; ++j) p_regs[j] = ptx::opaque(0);
       break;
     }
     if (__any_sync(0xffffffffu, added[0] > kMaxP || added[1] > kMaxP)) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ int Mainloop::run_softcap_small(int least, int i, int
   const auto discard = [&] {
     a.row_sum[0] = saved_sum[0], a.row_sum[1] = saved_sum[1];
 #pragma unroll
-    for (int j = 0; j < Config::kKeys / 4; ++j) p_regs[j] = ptx::kept(0);
+    for (int j = 0; j < Config::kKeys / 4; ++j) p_regs[j] = ptx::opaque(0);
     k_pipe_ = pending;
     redo = true;
   };
@@ -83,7 +83,7 @@ __device__ __forceinline__ int Mainloop::run_softcap_small(int least, int i, int
     ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
     if (__any_sync(0xffffffffu, ptx::load_shared_u32(smem_.over_cap(group_, i + 1)) != 0)) {
       ptx::wgmma_wait<0>();
-      ptx::pin(s);
+      ptx::fence_operand(s);
       discard();
       holds_barrier = true;
       ptx::named_barrier_sync(kGroupBarriers + group_, 128);  // all warps have read the flag before it may be cleared
@@ -94,11 +94,11 @@ __device__ __forceinline__ int Mainloop::run_softcap_small(int least, int i, int
     accumulate = 1;
     warp_scheduler_arrive(group_);
     ptx::wgmma_wait<1>();
-    ptx::pin(s);
+    ptx::fence_operand(s);
     saved_sum[0] = a.row_sum[0], saved_sum[1] = a.row_sum[1];
     const auto last = [&] {
       ptx::wgmma_wait<0>();
-      ptx::pin(a.o);
+      ptx::fence_operand(a.o);
       release_v();
     };
     out_of_range = softmax_softcap_small(i, s, limit, a, last, [&] { pack_p<kCacheForm, 0, kLastGroup>(s, p_regs); });

@@ -14,11 +14,11 @@
 namespace attune::prefill {
 
 template <bool kFirst, class A, class B>
-struct Choice {
+struct Conditional {
   using Type = A;
 };
 template <class A, class B>
-struct Choice<false, A, B> {
+struct Conditional<false, A, B> {
   using Type = B;
 };
 
@@ -186,7 +186,7 @@ struct Rows {
   }
 
   // Bit 2 j + e: this thread's key 8 j + 2 (lane % 4) + e of the tile.
-  using KeyBits = typename Choice<(Config::kKeys > 128), unsigned long long, unsigned>::Type;
+  using KeyBits = typename Conditional<(Config::kKeys > 128), unsigned long long, unsigned>::Type;
 
   // This thread's keys before key x of the tile.
   __device__ __forceinline__ static KeyBits keys_before(int x) {

@@ -36,7 +36,7 @@
 
 namespace attune::prefill {
 
-__device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& smem) {
+__device__ __forceinline__ void run_consumer(const WorkTileParams& p, const Smem& smem) {
   const int group = threadIdx.x / 128 - 1;
   open_warp_scheduler(group);
   check_stamp(p, smem);
@@ -88,7 +88,7 @@ __device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& sm
   }
   if (Config::kOverlapNextQK) {
     ptx::wgmma_wait<0>();
-    ptx::pin(s);
+    ptx::fence_operand(s);
   }
 }
 
@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
   start_after_previous_kernels(p);
   const Maps maps{q, k, v, dense_k, dense_v};
   if (threadIdx.x < 128) {
-    ptx::give_up_registers<Config::kProducerRegisters>();
+    ptx::warpgroup_reg_dealloc<Config::kProducerRegisters>();
     if constexpr (Config::kGathers) {
       GatherProducer(p, maps, smem).run();
       end_after_previous_kernels(p);
@@ -120,8 +120,8 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
       Producer(p, maps, smem).run_v();
     }
   } else {
-    ptx::take_registers<Config::kConsumerRegisters>();
-    run_math(p, smem);
+    ptx::warpgroup_reg_alloc<Config::kConsumerRegisters>();
+    run_consumer(p, smem);
   }
   if constexpr (Config::kCluster > 1) {  // a block must not exit while the other one writes to its shared memory
     __syncwarp();

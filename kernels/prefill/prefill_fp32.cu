@@ -24,7 +24,7 @@
 
 namespace attune::prefill {
 
-__device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& smem) {
+__device__ __forceinline__ void run_consumer(const WorkTileParams& p, const Smem& smem) {
   check_stamp(p, smem);
   MainloopFp32 mainloop(p, smem, consumer_thread() / 128);
   PipelineState slot;
@@ -51,11 +51,11 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
   // Blocks of 256 threads need no register reallocation.
   constexpr bool kShares = Config::kConsumerGroups > 1;
   if (threadIdx.x < 128) {
-    if constexpr (kShares) ptx::give_up_registers<Config::kProducerRegisters>();
+    if constexpr (kShares) ptx::warpgroup_reg_dealloc<Config::kProducerRegisters>();
     Fp32Producer(p, vec4, smem).run();
     end_after_previous_kernels(p);
   } else {
-    if constexpr (kShares) ptx::take_registers<Config::kConsumerRegisters>();
-    run_math(p, smem);
+    if constexpr (kShares) ptx::warpgroup_reg_alloc<Config::kConsumerRegisters>();
+    run_consumer(p, smem);
   }
 }

@@ -24,7 +24,7 @@ namespace attune::prefill_mma {
 
 using Tiles = scheduler::KeyTiles<Config::kKeys, Config::kCached>;
 
-__device__ __forceinline__ void attend(const WorkTileParams& p, const Fp32Rows& vec4, Fp32Storage& shared) {
+__device__ __forceinline__ void run_mainloop(const WorkTileParams& p, const Fp32Rows& vec4, Fp32Storage& shared) {
   const WorkTile& t = shared.work;
   const unsigned q = shared.q(), k = shared.k(), v = shared.v();
   const auto tile_at = [&](int i) { return scheduler::tile_at(t, Tiles(t.num_cached, t.first_key, t.end_key), i); };
@@ -32,16 +32,16 @@ __device__ __forceinline__ void attend(const WorkTileParams& p, const Fp32Rows& 
   const auto load_keys = [&](int i) {
     const Tile tile = tile_at(i);
     load_tile<false>(p, t, tile, shared.kv_head, vec4, k);
-    if (threadIdx.x < 32) find_keys(p, t, tile, shared);
+    if (threadIdx.x < 32) find_valid_keys(p, t, tile, shared);
   };
   State state;
   state.clear();
-  HeldQueries held;
+  QFragments q_regs;
   if (num_tiles > 0) {
     load_queries(p, t, shared.head, vec4, q);
-    if constexpr (Config::kHoldsParts) {
+    if constexpr (Config::kQPartsInRegisters) {
       __syncthreads();
-      hold_queries(q, held);
+      load_q_fragments(q, q_regs);
       __syncthreads();  // Q overlays K and V
     }
     load_keys(0);
@@ -50,16 +50,16 @@ __device__ __forceinline__ void attend(const WorkTileParams& p, const Fp32Rows& 
     __syncthreads();  // K has arrived, and all warps have read the last V
     const Tile tile = tile_at(i);
     load_tile<true>(p, t, tile, shared.kv_head, vec4, v);
-    const Found found = {shared.found, kAllKeys};
+    const ValidKeys valid_keys = {shared.valid_keys, kAllKeys};
     Scores s;
-    multiply_qk_parts(q, held, k, s);
+    qk_gemm_bf16x3(q, q_regs, k, s);
     __syncthreads();  // V has arrived, and all warps have read K
     if (i + 1 < num_tiles) load_keys(i + 1);
     const Rows rows(p, t, shared.head);
-    score_tile(p, t, tile, rows, !finds_all(found) || !rows.all_see(p, t, tile), found, s);
+    score_tile(p, t, tile, rows, !all_valid(valid_keys) || !rows.all_see(p, t, tile), valid_keys, s);
     // max_logits are read from row_max_ref, so it must then be the exact max.
     softmax_in_place(rows.scale(), p.max_logits != nullptr ? 0.0f : Config::kRescaleThreshold, s, state);
-    multiply_pv_parts(v, s, state);
+    pv_gemm_bf16x3(v, s, state);
   }
   epilogue(p, t, shared.head, state);
   recompute_rows(p, t, shared.head, shared.kv_head, state);
@@ -75,5 +75,5 @@ extern "C" __global__ void __launch_bounds__(attune::prefill_mma::Config::kThrea
   Fp32Storage& shared = *reinterpret_cast<Fp32Storage*>(ptx::dynamic_shared());
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
-  for_row_blocks(p, shared, [](const WorkTile&) {}, [&] { attend(p, vec4, shared); });
+  for_row_blocks(p, shared, [](const WorkTile&) {}, [&] { run_mainloop(p, vec4, shared); });
 }

@@ -22,7 +22,7 @@
 namespace attune::prefill {
 
 // The thread's rows are recomputed at each use, because the mainloop has no registers for them.
-__device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& smem) {
+__device__ __forceinline__ void run_consumer(const WorkTileParams& p, const Smem& smem) {
   const int group = threadIdx.x / 128 - 1;
   open_warp_scheduler(group);
   check_stamp(p, smem);
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
   ptx::allow_next_kernel();
   const Maps maps{q, k, v, dense_k, dense_v};
   if (threadIdx.x < 128) {
-    ptx::give_up_registers<Config::kProducerRegisters>();
+    ptx::warpgroup_reg_dealloc<Config::kProducerRegisters>();
     if (threadIdx.x < 32) {
       Producer(p, maps, smem).run();
     } else if (threadIdx.x < 32 + 32 * Config::kTransposeWarps) {
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
       Producer(p, maps, smem).run_v();
     }
   } else {
-    ptx::take_registers<Config::kConsumerRegisters>();
-    run_math(p, smem);
+    ptx::warpgroup_reg_alloc<Config::kConsumerRegisters>();
+    run_consumer(p, smem);
   }
 }

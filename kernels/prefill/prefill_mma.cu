@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prefill attention by mma.sync and cp.async, for GPUs without wgmma: 16-bit rows over dense keys, a cache, or both.
-// The cache may have 8 bits (mma/codes.cuh).
+// The cache may have 8 bits (mma/dequant.cuh).
 //
 // Maths, for the tokens r of a block (one query head) and the keys j that they see:
 //   s_rj = factor <q_r, k_j> [softcap, ALiBi, biases], in base 2;  -inf where r does not see j
@@ -16,7 +16,7 @@
 //
 //   copies:  | K 0 | V 0     | K 1     | V 1     | K 2      each issued after the barrier that frees its buffer
 //   mma:           | Q K^T 0 | P V 0   | Q K^T 1 | P V 1
-#include "prefill/mma/codes.cuh"
+#include "prefill/mma/dequant.cuh"
 #include "prefill/mma/epilogue.cuh"
 #include "prefill/mma/mainloop.cuh"
 #include "prefill/mma/producer.cuh"
@@ -29,16 +29,16 @@ using Tiles = scheduler::KeyTiles<Config::kKeys, Config::kCached>;
 
 // A bit for each of 32 keys of a tile: whether it is valid. If rows see one range of keys, that range is within the
 // tile's.
-__device__ __forceinline__ unsigned found_keys(const SharedStorage& shared, const Tile& tile, int half) {
-  if (half == Config::kHalves) return kAllKeys;
-  if constexpr (Config::kCached) return shared.found[half];
+__device__ __forceinline__ unsigned valid_keys_of_word(const SharedStorage& shared, const Tile& tile, int half) {
+  if (half == Config::kKeyWords) return kAllKeys;
+  if constexpr (Config::kCached) return shared.valid_keys[half];
   if constexpr (Rows::kOneRange) return kAllKeys;
   const int begin = tile.low - tile.start - 32 * half, end = tile.high - tile.start - 32 * half;
   return bits_below(end) & ~bits_below(begin);
 }
 
 template <class Storage>
-__device__ __forceinline__ void attend(const WorkTileParams& p, Storage& shared) {
+__device__ __forceinline__ void run_mainloop(const WorkTileParams& p, Storage& shared) {
   const WorkTile& t = shared.work;
   const unsigned q = ptx::shared_address(shared.q), k = ptx::shared_address(shared.k),
                  v = ptx::shared_address(shared.v);
@@ -48,7 +48,7 @@ __device__ __forceinline__ void attend(const WorkTileParams& p, Storage& shared)
   const auto issue_keys = [&](int i) {
     const Tile tile = tile_at(i);
     copy_tile<false>(p, t, tile, shared.kv_head, shared, k);
-    if (Config::kCached) find_keys(p, t, tile, shared);
+    if (Config::kCached) find_valid_keys(p, t, tile, shared);
     ptx::commit_copies();
   };
   const int num_tiles = Tiles(t.num_cached, t.first_key, t.end_key).num_tiles;
@@ -74,32 +74,32 @@ __device__ __forceinline__ void attend(const WorkTileParams& p, Storage& shared)
     copy_tile<true>(p, t, tile, shared.kv_head, shared, v);
     fetch_pages_of(i + 1);
     ptx::commit_copies();
-    const Found found = {found_keys(shared, tile, 0), found_keys(shared, tile, 1)};
-    const bool masked = !finds_all(found) || !rows.all_see(p, t, tile);
+    const ValidKeys valid_keys = {valid_keys_of_word(shared, tile, 0), valid_keys_of_word(shared, tile, 1)};
+    const bool masked = !all_valid(valid_keys) || !rows.all_see(p, t, tile);
     Scores s;
-    Weights weights;
-    multiply_qk(q, {}, k, s);
+    PFragments p_regs;
+    qk_gemm(q, {}, k, s);
     ptx::wait_copies<0>();
     __syncthreads();  // V and the next page ids have arrived, and all warps have read K
     if (i + 1 < num_tiles) issue_keys(i + 1);
-    score_tile(p, t, tile, rows, masked, found, s);
+    score_tile(p, t, tile, rows, masked, valid_keys, s);
     // max_logits are read from row_max_ref, so it must then be the exact max.
-    softmax(rows.scale(), p.max_logits != nullptr ? 0.0f : Config::kRescaleThreshold, s, weights, state);
-    if (masked) take_special_values<Config::kType>(p, t, tile, rows, found, v, shared, state);
-    multiply_pv<Config::kType, 1>(v, weights, state);
+    softmax(rows.scale(), p.max_logits != nullptr ? 0.0f : Config::kRescaleThreshold, s, p_regs, state);
+    if (masked) extract_nonfinite_v<Config::kType>(p, t, tile, rows, valid_keys, v, shared, state);
+    pv_gemm<Config::kType, 1>(v, p_regs, state);
   }
   epilogue(p, t, shared.head, state);
 }
 
 // The mainloop for a cache of 8 bits.
 template <class Storage>
-__device__ __forceinline__ void attend_codes(const WorkTileParams& p, Storage& shared) {
-  using CodesK = CodeTile<false>;
-  using CodesV = CodeTile<true>;
+__device__ __forceinline__ void run_mainloop_quantized(const WorkTileParams& p, Storage& shared) {
+  using DequantK = DequantTile<false>;
+  using DequantV = DequantTile<true>;
   const WorkTile& t = shared.work;
   const unsigned k = ptx::shared_address(shared.k), v = ptx::shared_address(shared.v),
                  codes_k = ptx::shared_address(shared.codes_k), codes_v = ptx::shared_address(shared.codes_v);
-  const unsigned q = place_of_queries(shared);
+  const unsigned q = q_address(shared);
   const auto tile_at = [&](int i) { return scheduler::tile_at(t, Tiles(t.num_cached, t.first_key, t.end_key), i); };
   const int num_tiles = Tiles(t.num_cached, t.first_key, t.end_key).num_tiles;
   const auto is_cached = [&](int i) {
@@ -108,10 +108,10 @@ __device__ __forceinline__ void attend_codes(const WorkTileParams& p, Storage& s
   // Without dense keys all tiles are cached. What is converted after the last tile is not read.
   const auto converts = [&](bool cached) { return !Config::kDense || cached; };
   const auto issue_codes_k = [&](int i) {
-    if (is_cached(i)) CodesK::copy(p, t, tile_at(i), shared.kv_head, shared, codes_k);
+    if (is_cached(i)) DequantK::copy(p, t, tile_at(i), shared.kv_head, shared, codes_k);
   };
   const auto issue_codes_v = [&](int i) {
-    if (is_cached(i)) CodesV::copy(p, t, tile_at(i), shared.kv_head, shared, codes_v);
+    if (is_cached(i)) DequantV::copy(p, t, tile_at(i), shared.kv_head, shared, codes_v);
   };
   // Issues what tile i needs besides its codes, and K of dense keys. Then the next tile's page ids may overwrite tile
   // i's.
@@ -119,13 +119,13 @@ __device__ __forceinline__ void attend_codes(const WorkTileParams& p, Storage& s
     const Tile tile = tile_at(i);
     if (!tile.cached) copy_tile<false>(p, t, tile, shared.kv_head, shared, k);
     if constexpr (Config::kTokenScales) copy_scales(p, t, tile, shared.kv_head, i % 2, shared);
-    find_keys(p, t, tile, shared);
+    find_valid_keys(p, t, tile, shared);
     if (is_cached(i + 1)) fetch_pages(p, t, tile_at(i + 1), shared);
     ptx::commit_copies();
   };
   State state;
   state.clear();
-  HeldQueries held;
+  QFragments q_regs;
   if (num_tiles > 0) {
     fetch_pages(p, t, tile_at(0), shared);
     ptx::commit_copies();
@@ -137,12 +137,12 @@ __device__ __forceinline__ void attend_codes(const WorkTileParams& p, Storage& s
     issue_codes_v(0);
     ptx::commit_copies();
     ptx::wait_copies<0>();
-    if constexpr (Config::kHoldsQ) {
+    if constexpr (Config::kQInRegisters) {
       __syncthreads();
-      hold_queries(q, held);
+      load_q_fragments(q, q_regs);
       __syncthreads();  // Q overlays K
     }
-    if (is_cached(0)) CodesK::convert(codes_k, k);
+    if (is_cached(0)) DequantK::convert(codes_k, k);
     issue_keys(0);
   }
   for (int i = 0; i < num_tiles; ++i) {
@@ -156,31 +156,33 @@ __device__ __forceinline__ void attend_codes(const WorkTileParams& p, Storage& s
     if (!tile.cached) copy_tile<true>(p, t, tile, shared.kv_head, shared, v);
     issue_codes_k(i + 1);
     ptx::commit_copies();
-    const Found found = {found_keys(shared, tile, 0), found_keys(shared, tile, 1)};
-    const bool masked = !finds_all(found) || !rows.all_see(p, t, tile);
+    const ValidKeys valid_keys = {valid_keys_of_word(shared, tile, 0), valid_keys_of_word(shared, tile, 1)};
+    const bool masked = !all_valid(valid_keys) || !rows.all_see(p, t, tile);
     Scores s;
-    Weights weights;
-    typename CodesV::Conversion values{place_again(), {}};
-    multiply_qk(q, held, k, s, [&](int place) {
-      if (converts(tile.cached)) values.template beside<kQkPlaces>(place, codes_v, v);
+    PFragments p_regs;
+    typename DequantV::Conversion values{warp_rows(), {}};
+    qk_gemm(q, q_regs, k, s, [&](int step) {
+      if (converts(tile.cached)) values.template overlap<kQkOverlapSteps>(step, codes_v, v);
     });
     issue_codes_v(i + 1);
     ptx::commit_copies();
     ptx::wait_copies<1>();
     if constexpr (Config::kTokenScales) scale_columns(shared.k_scales, s);
-    const bool any_odd = meet_odd_scales(shared, tile, i % 2);  // V is there, and all have read K
+    const bool any_nonfinite_scale = sync_any_nonfinite_scale(shared, tile, i % 2);  // V has arrived; all have read K
     if (i + 1 < num_tiles) issue_keys(i + 1);
-    score_tile(p, t, tile, rows, masked, found, s);
+    score_tile(p, t, tile, rows, masked, valid_keys, s);
     const float* v_scales = v_scales_of(shared, i % 2);
-    softmax(rows.scale(), shared.threshold, s, weights, state, v_scales, tile.cached);
-    if (any_odd) multiply_by_odd_scales(p, t, tile, shared.kv_head, v);
+    softmax(rows.scale(), shared.threshold, s, p_regs, state, v_scales, tile.cached);
+    if (any_nonfinite_scale) apply_nonfinite_scales(p, t, tile, shared.kv_head, v);
     // The second part of P may be 0 or negative, and must not be multiplied by an infinity.
-    const bool meets_infinity = Config::kPParts == 2 && (any_odd || Config::kCacheType == common::kE5m2);
+    const bool may_have_infinite_v =
+        Config::kPParts == 2 && (any_nonfinite_scale || Config::kCacheType == common::kE5m2);
     const auto multiply = [&]<int kType, int kParts>() {
-      if (masked || meets_infinity) take_special_values<kType>(p, t, tile, rows, found, v, shared, state, v_scales);
-      typename CodesK::Conversion keys{place_again(), {}};
-      multiply_pv<kType, kParts>(v, weights, state, [&](int place) {
-        if (converts(is_cached(i + 1))) keys.template beside<kPvPlaces>(place, codes_k, k);
+      if (masked || may_have_infinite_v)
+        extract_nonfinite_v<kType>(p, t, tile, rows, valid_keys, v, shared, state, v_scales);
+      typename DequantK::Conversion keys{warp_rows(), {}};
+      pv_gemm<kType, kParts>(v, p_regs, state, [&](int step) {
+        if (converts(is_cached(i + 1))) keys.template overlap<kPvOverlapSteps>(step, codes_k, k);
       });
     };
     if (Config::kPParts == 1 || tile.cached) {
@@ -209,9 +211,9 @@ extern "C" __global__ void __launch_bounds__(attune::prefill_mma::Config::kThrea
       p, shared, [&](const WorkTile& work) { store_constants(p, work, shared); },
       [&] {
         if constexpr (Config::kQuantized) {
-          attend_codes(p, shared);
+          run_mainloop_quantized(p, shared);
         } else {
-          attend(p, shared);
+          run_mainloop(p, shared);
         }
       });
 }

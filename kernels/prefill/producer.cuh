@@ -208,7 +208,7 @@ class Producer {
         const int box = b.first + i;
         if (i >= kBoxLanes) page = find_box(work, tile, box, values).page;
         // An invalid page becomes the first one beyond the tensor, which the TMA fills with zeros.
-        const int outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
+        const int outer = page_exists(p_, page) ? page : static_cast<int>(p_.num_pages);
         copy_box(to + box * b.keys * kPitch + block * Config::kKeys * kPitch, map, barrier, kChannels * block, kv_head,
                  slot_in_page(p_, tile.start + box * b.keys), outer);
       }
@@ -226,7 +226,7 @@ class Producer {
     __syncwarp();
     if (lane_ < b.count) {
       const int key = (b.first + lane_) * b.keys;
-      const int outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
+      const int outer = page_exists(p_, page) ? page : static_cast<int>(p_.num_pages);
       ptx::tma_load(to + key * key_bytes, map, barrier, 0, 0, slot_in_page(p_, tile.start + key) / (values ? 16 : 8),
                     kv_head, outer);
     }
@@ -267,7 +267,7 @@ class Producer {
     for (int i = lane_ % kBoxLanes; i < b.count; i += kBoxLanes) {
       const int box = b.first + i;
       if (i >= kBoxLanes) page = find_box(work, tile, box, loads_v()).page;
-      const int outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
+      const int outer = page_exists(p_, page) ? page : static_cast<int>(p_.num_pages);
       const int slot = slot_in_page(p_, tile.start + box * b.keys);
       if constexpr (Config::kXpacked) {
         ptx::tma_load(to + box * b.keys * key_bytes, map, full, loads_v() ? slot : 0, 0, loads_v() ? 0 : slot / 8,
@@ -340,13 +340,13 @@ class Producer {
     bool bad = false;
     if (tile.cached) {
       const Boxes b = boxes_of(tile);
-      bad = lane_ < kBoxLanes && !is_there(p_, page);
+      bad = lane_ < kBoxLanes && !page_exists(p_, page);
 #pragma unroll 1
       for (int i = lane_ + kBoxLanes; i < b.count; i += 32)
-        bad |= !is_there(p_, find_box(work, tile, b.first + i, false).page);
+        bad |= !page_exists(p_, find_box(work, tile, b.first + i, false).page);
       if (p_.v_page_table.data != nullptr) {
 #pragma unroll 1
-        for (int i = lane_; i < b.count; i += 32) bad |= !is_there(p_, find_box(work, tile, b.first + i, true).page);
+        for (int i = lane_; i < b.count; i += 32) bad |= !page_exists(p_, find_box(work, tile, b.first + i, true).page);
       }
     }
     const bool any = __any_sync(0xffffffffu, bad) != 0;
@@ -364,7 +364,7 @@ class Producer {
       for (int key = 0; key < 32; ++key) {
         const int box = (32 * lane_ + key) >> p_.box_shift;
         if (box < b.first || box >= b.first + b.count) continue;
-        if (!(is_there(p_, find_box(work, tile, box, false).page) &&
+        if (!(page_exists(p_, find_box(work, tile, box, false).page) &&
               has_value(p_, work.batch, tile.start + (box << p_.box_shift))))
           bits |= 1u << key;
       }

@@ -148,7 +148,7 @@ class Fp32Producer {
         const int key = tile.start + row;
         if (key < tile.low || key >= tile.high) return {nullptr, {1.0f}};
         const Slot s = find_slot(p_, work.batch, key, kValues);
-        if (!is_there(p_, s.page)) return {nullptr, {1.0f}};
+        if (!page_exists(p_, s.page)) return {nullptr, {1.0f}};
         return {plane.data + s.page * plane.page_stride + s.slot * plane.slot_stride + kv_head * plane.head_stride,
                 Config::kCacheTypeDiffers ? scale_of(p_, work, kv_head, key, kValues) : common::RowScale{1.0f}};
       };
@@ -176,7 +176,7 @@ class Fp32Producer {
     for (int word = 0; word < Config::kKeys / 32; ++word) {
       const int key = tile.start + 32 * word + thread_;
       const bool bad = tile.cached && key >= tile.low && key < tile.high &&
-                       !(is_there(p_, find_slot(p_, work.batch, key, false).page) && has_value(p_, work.batch, key));
+                       !(page_exists(p_, find_slot(p_, work.batch, key, false).page) && has_value(p_, work.batch, key));
       const unsigned bits = __ballot_sync(0xffffffffu, bad);
       if (thread_ == 0) ptx::store_shared_u32(at + 4 + 4 * word, bits);
       any |= bits;

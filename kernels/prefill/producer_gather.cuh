@@ -42,7 +42,7 @@ class GatherProducer : Producer {
 
   // Recomputed at each use, so that it takes no register.
   __device__ __forceinline__ static int slot_of(unsigned count) {
-    return static_cast<int>(ptx::kept(count) % kernels::kWorkSlots);
+    return static_cast<int>(ptx::opaque(count) % kernels::kWorkSlots);
   }
 
   // The page and slot of the lane's key, as read from the tables.
@@ -154,7 +154,7 @@ class GatherProducer : Producer {
   __device__ __forceinline__ const char* row_pointer(const kernels::KvPlane& plane, int kv_head, const Tile& tile,
                                                      const Key& key) const {
     const int first = key_of(tile) & -kTogether;
-    const bool seen = first < tile.high && first + kTogether > tile.low && is_there(p_, key.page);
+    const bool seen = first < tile.high && first + kTogether > tile.low && page_exists(p_, key.page);
     return seen ? plane.data + key.page * plane.page_stride + key.slot * plane.slot_stride + kv_head * plane.head_stride
                 : nullptr;
   }
@@ -163,7 +163,7 @@ class GatherProducer : Producer {
   __device__ __forceinline__ void write_tile_mask(unsigned at, const WorkTile& work, const Tile& tile,
                                                   const Key& key) const {
     const bool bad = key_of(tile) >= tile.low && key_of(tile) < tile.high &&
-                     !(is_there(p_, key.page) && has_value(p_, work.batch, key_of(tile)));
+                     !(page_exists(p_, key.page) && has_value(p_, work.batch, key_of(tile)));
     const unsigned bits = __ballot_sync(0xffffffffu, bad);
     if (lane_ != 0) return;
     ptx::store_shared_u8(at + warp_, bits != 0 ? 1 : 0);
@@ -179,13 +179,15 @@ class GatherProducer : Producer {
     return reinterpret_cast<const char*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row), lane));
   }
   // The lane, opaque, so that addresses are recomputed at each use: registers are scarce.
-  __device__ __forceinline__ int own_lane() const { return static_cast<int>(ptx::kept(static_cast<unsigned>(lane_))); }
+  __device__ __forceinline__ int opaque_lane() const {
+    return static_cast<int>(ptx::opaque(static_cast<unsigned>(lane_)));
+  }
 
   // Copies rows of kHeadDim contiguous channels, then zeros up to kBytes. The lanes of a row have a line of 128 bytes.
   template <int kHeadDim, int kBytes>
   __device__ __forceinline__ void copy_rows(const char* own, unsigned to) const {
     constexpr int kLanes = 128 / kUnit, kAtATime = 32 / kLanes, kLines = (kBytes + 127) / 128;
-    const int lane = own_lane(), byte = lane % kLanes * kUnit, first = lane / kLanes;
+    const int lane = opaque_lane(), byte = lane % kLanes * kUnit, first = lane / kLanes;
     to += key_group() * 4096 + first * 128 + ((byte / 16 ^ first) << 4) + byte % 16;
 #pragma unroll 1
     for (int eight = warp_in_group(); eight < 4; eight += kWarpsPerGroup) {
@@ -211,7 +213,7 @@ class GatherProducer : Producer {
   // Copies x-packed K: units of 8 channels, one key for each lane.
   __device__ __forceinline__ void copy_xpacked_k(const char* from, unsigned to) const {
     constexpr int kPieces = 2 * Config::kQkSteps;
-    const int lane = own_lane();
+    const int lane = opaque_lane();
     const long long outer = 2 * p_.k.outer_stride;
     const bool there = from != nullptr;
     to += key_group() * 4096 + lane * 128 + (lane % 8 << 4);
@@ -230,7 +232,7 @@ class GatherProducer : Producer {
   // Copies x-packed V: one copy has a few keys of a channel. The lanes have all keys of a few channels at a time.
   __device__ __forceinline__ void copy_xpacked_v(const char* own, unsigned to) const {
     constexpr int kKeysOfUnit = kUnit / 2, kAtATime = kKeysOfUnit, kStep = kWarpsPerGroup * kAtATime;
-    const int lane = own_lane(), key = lane / kAtATime * kKeysOfUnit,
+    const int lane = opaque_lane(), key = lane / kAtATime * kKeysOfUnit,
               first = warp_in_group() * kAtATime + lane % kAtATime;
     const long long inner = 2 * p_.v.inner_stride;
     const char* from = row_of(own, key);

@@ -15,17 +15,17 @@ __device__ __forceinline__ constexpr int step_offset(int i, int rows) {
 __device__ __forceinline__ int k_step_offset(ptx::Descriptor, int i) { return step_offset(i, Config::kKeys); }
 template <unsigned kHigh>
 __device__ __forceinline__ int k_step_offset(ptx::DescriptorOf<kHigh>, int i) {
-  return i * ptx::kStepOfPieces;
+  return i * ptx::kStepKNoSwizzle;
 }
 
 // Issues S = Q K^T of a warpgroup's 64 rows and a tile.
 template <class Wgmma, class KDescriptor>
 __device__ __forceinline__ void qk_gemm(ptx::Descriptor q, KDescriptor k, float (&s)[Config::kKeys / 2]) {
-  ptx::pin(s);
+  ptx::fence_operand(s);
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kQkSteps; ++i) {
-    Wgmma::shared(s, q + step_offset(i, Config::kRows), k + k_step_offset(k, i), i == 0 ? 0 : 1);
+    Wgmma::ss(s, q + step_offset(i, Config::kRows), k + k_step_offset(k, i), i == 0 ? 0 : 1);
   }
   ptx::wgmma_commit();
 }

@@ -65,7 +65,7 @@ class NonfiniteRows {
     }
     const kernels::KvPlane& plane = values ? p.v : p.k;
     const Slot s = find_slot(p, t.batch, key, values);
-    if (!is_there(p, s.page)) return {nullptr, Config::kCacheType, {0.0f}};
+    if (!page_exists(p, s.page)) return {nullptr, Config::kCacheType, {0.0f}};
     return {plane.data + s.page * plane.page_stride + s.slot * plane.slot_stride + head * plane.head_stride,
             Config::kCacheType, Config::kCacheTypeDiffers ? scale_of(p, t, head, key, values) : common::RowScale{1.0f}};
   }

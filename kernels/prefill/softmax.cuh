@@ -44,8 +44,8 @@ class Softmax {
   // Turns S into P in place, updates row_max and row_max_ref, and sets `rescale` for what has been accumulated. Returns
   // whether a row of the warp is rescaled. kCount: registers in use. nonnegative: all_nonnegative(a.row_max), unused in
   // a first tile.
-  template <bool kCacheForm, int kCount = kScores, bool kFirst = false, class Last = Nothing,
-            class OverlapLast = Nothing>
+  template <bool kCacheForm, int kCount = kScores, bool kFirst = false, class Last = NoOp,
+            class OverlapLast = NoOp>
   __device__ __forceinline__ bool online_softmax(const Rows& rows, const WorkTile& work, const Tiles& tiles, int i,
                                                  const TileSpan& whole, bool nonnegative, float (&s)[Config::kKeys / 2],
                                                  float (&rescale)[2], Accumulators& a,

@@ -47,11 +47,11 @@ __device__ __forceinline__ void update_p_max_bits(int first, int end, const floa
 //
 // Each group is a loop that exits at once, because tile numbers are not negative. The compiler moves nothing across its
 // borders; without them it would compute all exponents first.
-struct Nothing {
+struct NoOp {
   __device__ __forceinline__ void operator()() const {}
 };
-template <int kCount, bool kDeferredMax = Config::kDeferredMax, class Exponent, class Reduce, class Last = Nothing,
-          class OverlapLast = Nothing>
+template <int kCount, bool kDeferredMax = Config::kDeferredMax, class Exponent, class Reduce, class Last = NoOp,
+          class OverlapLast = NoOp>
 __device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys / 2], const Exponent& exponent,
                                              const Reduce& reduce, const Last& last = {},
                                              const OverlapLast& overlap_last = {}) {
@@ -70,7 +70,7 @@ __device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys 
       if (kInterleaveReduce && first > 0) reduce(first - kReduceLag, first);
       if (kInterleaveReduce && kReduceLag < kExpGroup) reduce(first, first + kExpGroup - kReduceLag);
       if (first == kCount - kExpGroup) overlap_last();
-    } while ((!kDeferredMax || first + kExpGroup < kCount) && static_cast<int>(ptx::kept(tile)) < 0);
+    } while ((!kDeferredMax || first + kExpGroup < kCount) && static_cast<int>(ptx::opaque(tile)) < 0);
   }
 }
 

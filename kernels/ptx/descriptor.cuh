@@ -42,16 +42,16 @@ __device__ __forceinline__ Descriptor descriptor_mn_major(unsigned shared, int s
   return {static_cast<unsigned>(stride >> 4) << 16 | ((shared & 0x3ffff) >> 4)};
 }
 // K-major with lines of 32 bytes (32B swizzle).
-using NarrowDescriptor = DescriptorOf<high_of_descriptor(3, 256)>;
-__device__ __forceinline__ NarrowDescriptor descriptor_of_narrow_rows(unsigned shared) {
+using Swizzle32Descriptor = DescriptorOf<high_of_descriptor(3, 256)>;
+__device__ __forceinline__ Swizzle32Descriptor descriptor_swizzle_32b(unsigned shared) {
   return {1u << 16 | ((shared & 0x3ffff) >> 4)};
 }
 // K-major core matrices without swizzle; the next eight rows are kEightRows bytes further.
 template <int kEightRows>
-using PieceDescriptor = DescriptorOf<high_of_descriptor(0, kEightRows)>;
-constexpr int kStepOfPieces = 16;  // as kStepK, without swizzle
+using NoSwizzleDescriptor = DescriptorOf<high_of_descriptor(0, kEightRows)>;
+constexpr int kStepKNoSwizzle = 16;  // as kStepK, without swizzle
 template <int kEightRows>
-__device__ __forceinline__ PieceDescriptor<kEightRows> descriptor_of_pieces(unsigned shared) {
+__device__ __forceinline__ NoSwizzleDescriptor<kEightRows> descriptor_no_swizzle(unsigned shared) {
   return {128u >> 4 << 16 | ((shared & 0x3ffff) >> 4)};
 }
 // The first lane's descriptor. wgmma takes descriptors from uniform registers. The compiler knows that the result of a

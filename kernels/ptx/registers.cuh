@@ -7,17 +7,17 @@ namespace attune::ptx {
 
 // kCount: 24 to 256, a multiple of 8. Blocks until that many registers are free.
 template <int kCount>
-__device__ __forceinline__ void take_registers() {
+__device__ __forceinline__ void warpgroup_reg_alloc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 template <int kCount>
-__device__ __forceinline__ void give_up_registers() {
+__device__ __forceinline__ void warpgroup_reg_dealloc() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
 // Returns x. The compiler cannot recompute it from its source, so it stays in a register; and it recomputes what
 // derives from it, rather than keep that over a loop.
-__device__ __forceinline__ unsigned kept(unsigned x) {
+__device__ __forceinline__ unsigned opaque(unsigned x) {
   asm volatile("" : "+r"(x));
   return x;
 }

@@ -26,18 +26,18 @@ __device__ __forceinline__ void wgmma_wait() {
 }
 // A compiler barrier: accesses to d do not move across it (CUTLASS: warpgroup_fence_operand).
 template <int kCount>
-__device__ __forceinline__ void pin(float (&d)[kCount]) {
+__device__ __forceinline__ void fence_operand(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 template <int kCount>
-__device__ __forceinline__ void pin(unsigned (&d)[kCount]) {
+__device__ __forceinline__ void fence_operand(unsigned (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
 
-// Specialisations have static void shared(d, a, b, accumulate), with a and b in shared memory, both K-major (SS); and
-// registers(d, a, b, accumulate), with a in registers (RS) and b MN-major, or K-major for e4m3. accumulate = 0
+// Specialisations have static void ss(d, a, b, accumulate), with a and b in shared memory, both K-major (SS); and
+// rs(d, a, b, accumulate), with a in registers (RS) and b MN-major, or K-major for e4m3. accumulate = 0
 // overwrites d.
 template <int kN, Type kType>
 struct Wgmma;
@@ -71,15 +71,15 @@ struct Wgmma;
   template <>                                                                                                  \
   struct Wgmma<n, Type::kind> {                                                                                \
     template <class B>                                                                                         \
-    __device__ __forceinline__ static void shared(float (&d)[n / 2], Descriptor a, B b, int accumulate) {      \
+    __device__ __forceinline__ static void ss(float (&d)[n / 2], Descriptor a, B b, int accumulate) {      \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n shape \
                    " {" ATTUNE_N##n "}, %" #i0 ", %" #i1 ", p, 1, 1" majors_shared ";\n}"                      \
                    : ATTUNE_O##n                                                                               \
                    : "l"(a.bits()), "l"(b.bits()), "r"(accumulate)                                             \
                    : "memory");                                                                                \
     }                                                                                                          \
-    __device__ __forceinline__ static void registers(float (&d)[n / 2], const unsigned* a, Descriptor b,       \
-                                                     int accumulate) {                                         \
+    __device__ __forceinline__ static void rs(float (&d)[n / 2], const unsigned* a, Descriptor b,       \
+                                              int accumulate) {                                         \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n shape \
                    " {" ATTUNE_N##n "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4                       \
                    ", p, 1, 1" majors_registers ";\n}"                                                         \
@@ -103,9 +103,9 @@ ATTUNE_WGMMAS(256, 128, 129, 130, 131, 132, 133)
 #undef ATTUNE_WGMMAS
 #undef ATTUNE_WGMMA
 
-// The same with a in registers and b K-major, for 16-bit elements: static void registers(d, a, b, accumulate).
+// The same with a in registers and b K-major, for 16-bit elements: static void rs(d, a, b, accumulate).
 template <int kN, Type kType>
-struct WgmmaAlongK;
+struct WgmmaBKMajor;
 
 #define ATTUNE_K4(i) "+f"(d[4 * (i)]), "+f"(d[4 * (i) + 1]), "+f"(d[4 * (i) + 2]), "+f"(d[4 * (i) + 3])
 #define ATTUNE_N8 "%0, %1, %2, %3"
@@ -116,9 +116,9 @@ struct WgmmaAlongK;
 // i0 to i5: the numbers of the asm operands after the n / 2 of d.
 #define ATTUNE_WGMMA_ALONG_K(n, kind, name, i0, i1, i2, i3, i4, i5)                                               \
   template <>                                                                                                     \
-  struct WgmmaAlongK<n, Type::kind> {                                                                             \
+  struct WgmmaBKMajor<n, Type::kind> {                                                                             \
     template <class B>                                                                                            \
-    __device__ __forceinline__ static void registers(float (&d)[n / 2], const unsigned* a, B b, int accumulate) { \
+    __device__ __forceinline__ static void rs(float (&d)[n / 2], const unsigned* a, B b, int accumulate) { \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n          \
                    "k16.f32." name "." name " {" ATTUNE_N##n "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 \
                    ", p, 1, 1, 0;\n}"                                                                             \
@@ -143,17 +143,17 @@ ATTUNE_WGMMAS_ALONG_K(256, 128, 129, 130, 131, 132, 133)
 #undef ATTUNE_WGMMAS_ALONG_K
 #undef ATTUNE_WGMMA_ALONG_K
 
-// The same with both operands in shared memory, for 16-bit elements: static void shared(d, a, b, accumulate).
+// The same with both operands in shared memory, for 16-bit elements: static void ss(d, a, b, accumulate).
 template <int kN, Type kType>
-struct WgmmaAlongN;  // a K-major, b MN-major
+struct WgmmaBMnMajor;  // a K-major, b MN-major
 template <int kN, Type kType>
-struct WgmmaAlongM;  // a MN-major, with its 64 rows in one line; b K-major
+struct WgmmaAMnMajor;  // a MN-major, with its 64 rows in one line; b K-major
 
 // majors: the immediates of a and b. i0 to i2: the numbers of the asm operands after the n / 2 of d.
 #define ATTUNE_WGMMA_ALONG(Wgmma, n, kind, name, majors, i0, i1, i2)                                              \
   template <>                                                                                                     \
   struct Wgmma<n, Type::kind> {                                                                                   \
-    __device__ __forceinline__ static void shared(float (&d)[n / 2], Descriptor a, Descriptor b, int accumulate) { \
+    __device__ __forceinline__ static void ss(float (&d)[n / 2], Descriptor a, Descriptor b, int accumulate) { \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n          \
                    "k16.f32." name "." name " {" ATTUNE_N##n "}, %" #i0 ", %" #i1 ", p, 1, 1, " majors ";\n}"     \
                    : ATTUNE_O##n                                                                                  \
@@ -164,11 +164,11 @@ struct WgmmaAlongM;  // a MN-major, with its 64 rows in one line; b K-major
 #define ATTUNE_WGMMAS_ALONG(Wgmma, n, majors, ...)                 \
   ATTUNE_WGMMA_ALONG(Wgmma, n, kBf16, "bf16", majors, __VA_ARGS__) \
   ATTUNE_WGMMA_ALONG(Wgmma, n, kF16, "f16", majors, __VA_ARGS__)
-ATTUNE_WGMMAS_ALONG(WgmmaAlongN, 32, "0, 1", 16, 17, 18)
-ATTUNE_WGMMAS_ALONG(WgmmaAlongN, 64, "0, 1", 32, 33, 34)
-ATTUNE_WGMMAS_ALONG(WgmmaAlongN, 128, "0, 1", 64, 65, 66)
-ATTUNE_WGMMAS_ALONG(WgmmaAlongM, 16, "1, 0", 8, 9, 10)
-ATTUNE_WGMMAS_ALONG(WgmmaAlongM, 32, "1, 0", 16, 17, 18)
+ATTUNE_WGMMAS_ALONG(WgmmaBMnMajor, 32, "0, 1", 16, 17, 18)
+ATTUNE_WGMMAS_ALONG(WgmmaBMnMajor, 64, "0, 1", 32, 33, 34)
+ATTUNE_WGMMAS_ALONG(WgmmaBMnMajor, 128, "0, 1", 64, 65, 66)
+ATTUNE_WGMMAS_ALONG(WgmmaAMnMajor, 16, "1, 0", 8, 9, 10)
+ATTUNE_WGMMAS_ALONG(WgmmaAMnMajor, 32, "1, 0", 16, 17, 18)
 #undef ATTUNE_WGMMAS_ALONG
 #undef ATTUNE_WGMMA_ALONG
 

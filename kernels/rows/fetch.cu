@@ -3,8 +3,9 @@
 //
 // Maths: x = code * scale in fp32, rounded once to the dense type. A token that the cache does not hold becomes zeros.
 //
-// Tiles and order are those of store.cu, but the threads of a row exchange nothing: one thread for each token computes
-// its addresses; then each thread loads its runs of ATTUNE_ROWS rows before it converts and stores them.
+// Grid: one block of 256 threads for each `tile` tokens. Tiles and order are those of store.cu, but the threads of a
+// row exchange nothing: one thread for each token computes its addresses; then each thread loads its runs of
+// ATTUNE_ROWS rows before it converts and stores them.
 #include "ptx/grid.cuh"
 #include "rows/scales.cuh"
 

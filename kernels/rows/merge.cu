@@ -5,9 +5,9 @@
 // the partial results i; lse = m + log(sum exp(lse_i - m)). A partial result with lse = -inf is ignored, whatever its
 // out holds. Exponentials and their sum are doubles and the sum of outputs is fp32, as on the CPU.
 //
-// Tiles: ATTUNE_LANES threads take a (row, head). Each computes the scale exp(lse_i - m) of one partial result; then
-// each takes runs of ATTUNE_WIDTH columns of all partial results. Sums go in the order of the partial results, so every
-// thread repeats them.
+// Grid: one block for each 256 / ATTUNE_LANES pairs (row, head). ATTUNE_LANES threads take a (row, head). Each computes
+// the scale exp(lse_i - m) of one partial result; then each takes runs of ATTUNE_WIDTH columns of all partial results.
+// Sums go in the order of the partial results, so every thread repeats them.
 #include "common/run.cuh"
 #include "ptx/grid.cuh"
 #include "rows/rows_params.h"

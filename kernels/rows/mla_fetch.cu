@@ -5,7 +5,7 @@
 // Maths: x = code * scale of its group in fp32, rounded once to the dense type; the last 64 channels are bf16. A token
 // that the cache does not hold becomes zeros.
 //
-// Tiles: a block takes `tile` tokens, a warp kRows of them at a time. Lanes exchange nothing.
+// Grid: one block of 256 threads for each `tile` tokens; a warp takes kRows of them at a time. Lanes exchange nothing.
 #include "ptx/grid.cuh"
 #include "rows/mla_row.cuh"
 

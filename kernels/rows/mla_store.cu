@@ -5,8 +5,8 @@
 // Maths: docs/semantics.md, "Caches". A group's scale is computed from its largest magnitude, codes are e4m3 of x /
 // scale, the last 64 channels are bf16.
 //
-// Tiles: a block takes `tile` tokens, a warp kRows of them at a time; a group's lanes compute its scale by shuffles.
-// Then rows of q: 8 lanes take the 64 rotary channels, a warp takes kHeads heads of a token.
+// Grid: one block of 256 threads for each `tile` tokens; a warp takes kRows of them at a time; a group's lanes compute
+// its scale by shuffles. Then rows of q: 8 lanes take the 64 rotary channels, a warp takes kHeads heads of a token.
 #include "common/lanes.cuh"
 #include "ptx/grid.cuh"
 #include "rows/mla_rope.cuh"

@@ -5,9 +5,10 @@
 // are x rounded once. The cache holds x or round(x / scale); the scale is the caller's or computed from the row's
 // largest magnitude.
 //
-// Tiles: a block takes `tile` tokens; ATTUNE_LANES threads take a row (token, head of q, k or v), each of them
-// ATTUNE_UNITS units of two runs of ATTUNE_WIDTH channels. The two runs of a unit are partners in RoPE, so no thread
-// needs another's channels. Only the largest magnitude of a row, or of an MLA group, is exchanged, by shuffles.
+// Grid: one block of 256 threads for each `tile` tokens; ATTUNE_LANES threads take a row (token, head of q, k or v),
+// each of them ATTUNE_UNITS units of two runs of ATTUNE_WIDTH channels. The two runs of a unit are partners in RoPE, so
+// no thread needs another's channels. Only the largest magnitude of a row, or of an MLA group, is exchanged, by
+// shuffles.
 //
 // Order: 1. One thread for each token computes its sequence, position and addresses, in shared memory. 2. A thread
 // takes several heads of a token and keeps the cosines and sines in registers. It loads its runs of ATTUNE_ROWS rows,

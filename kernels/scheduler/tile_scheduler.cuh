@@ -40,7 +40,7 @@ __device__ __forceinline__ void run_work_tiles(const Smem& smem, const Run& run)
   }
 }
 
-// kBeside: in a mixed batch decode may still occupy multiprocessors. Then every work tile comes from the counter,
+// kMixedBatch: in a mixed batch decode may still occupy multiprocessors. Then every work tile comes from the counter,
 // including the first, so that no work tile waits for a block that starts late.
 //
 // A tile_idx numbers (work tile, head tile) pairs.
@@ -51,14 +51,14 @@ __device__ __forceinline__ void run_work_tiles(const Smem& smem, const Run& run)
 // kCluster: all blocks of a cluster take the same work tile, each a different one of kCluster neighbouring head tiles.
 // The first block takes tile indices and sends them to the other by DSMEM (tile_idx_ring.cuh), in order.
 //
-// kShort: for calls so short that the latency of the first work tile matters. All head tiles of a work tile go together
-// (bytes_of_key is 0). The list and the first work tile are read before the previous kernels have ended: the schedule
-// kernel, which alone writes them, lets no other kernel start before it has. If one round takes all work, the counter
-// is not used. Call first(), then look_ahead() once the previous kernels have ended. A work tile may name the next one
-// of its block (balanced.cuh).
-template <class Smem, int kCluster = 1, bool kBeside = false, bool kShort = false>
+// kLowLatency: for calls so short that the latency of the first work tile matters. All head tiles of a work tile go
+// together (bytes_of_key is 0). The list and the first work tile are read before the previous kernels have ended: the
+// schedule kernel, which alone writes them, lets no other kernel start before it has. If one round takes all work, the
+// counter is not used. Call first(), then prefetch_next_tile_idx() once the previous kernels have ended. A work tile
+// may name the next one of its block (balanced.cuh).
+template <class Smem, int kCluster = 1, bool kMixedBatch = false, bool kLowLatency = false>
 class TileScheduler {
-  static_assert(!kBeside || kCluster == 1, "in a cluster the first tile is that of the index");
+  static_assert(!kMixedBatch || kCluster == 1, "in a cluster the first tile is that of the index");
 
  public:
   // The 16-byte vectors of a work tile, one for each lane.
@@ -68,20 +68,20 @@ class TileScheduler {
       : p_(p), smem_(smem), lane_(threadIdx.x % 32), next_(blockIdx.x / kCluster) {}
 
   // The list header, and the lane's vector of the work tile that is probably the first.
-  struct First {
+  struct Prefetched {
     float4 list;
     uint4 vector;
   };
   __device__ __forceinline__ static int first_index(const kernels::WorkTileParams& p) {
     return min(static_cast<int>(blockIdx.x) / max(p.num_head_tiles, kCluster), p.max_work_tiles - 1);
   }
-  __device__ __forceinline__ static First ask_first(const kernels::WorkTileParams& p) {
-    First x{};
+  __device__ __forceinline__ static Prefetched prefetch_first(const kernels::WorkTileParams& p) {
+    Prefetched x{};
     if (threadIdx.x < kWorkVectors) x.vector = load_vector_of(p.work_tiles + first_index(p), threadIdx.x);
     if (threadIdx.x < 32) x.list = ptx::load_from_l2(reinterpret_cast<const float4*>(p.list));
     return x;
   }
-  __device__ __forceinline__ void first(const First& asked) {
+  __device__ __forceinline__ void first(const Prefetched& asked) {
     const int head_tiles = p_.num_head_tiles / kCluster, tile_idx = static_cast<int>(next_);
     num_tiles_ = static_cast<int>(__float_as_uint(asked.list.x)) * head_tiles;
     if (tile_idx >= num_tiles_) {
@@ -90,19 +90,19 @@ class TileScheduler {
       publish(nullptr, (tile_idx - first_index(p_) * head_tiles) * kCluster + rank(), true, asked.vector);
     }
   }
-  __device__ __forceinline__ void look_ahead() {
+  __device__ __forceinline__ void prefetch_next_tile_idx() {
     if (kCluster == 1 && lane_ == 0) next_ = count_tile(num_tiles_);
   }
 
   // Called by all lanes of the warp, in a loop. Returns the slot of the next work tile, or -1, when the other warps
   // find kNoMoreWork. The work tile stays valid until its slot is needed again.
   __device__ __forceinline__ int next() {
-    if constexpr (kShort) return next_short();
+    if constexpr (kLowLatency) return next_low_latency();
     const bool first = count_ == 0;
     const int heads_at_a_time = max(p_.list->heads_at_a_time / kCluster, 1), num_work_tiles = p_.list->num_work_tiles;
     const int head_tiles = p_.num_head_tiles / kCluster;
     const int num_tiles = num_work_tiles * head_tiles;  // the host refuses more than 2^31
-    if (first && is_beside() && lane_ == 0) next_ = count_tile(num_tiles);
+    if (first && is_mixed_batch() && lane_ == 0) next_ = count_tile(num_tiles);
     const int tile_idx = next_tile_idx(num_tiles);
     if (tile_idx >= num_tiles) {
       publish(nullptr, kNoMoreWork);
@@ -127,7 +127,7 @@ class TileScheduler {
  private:
   // After first(): the next work tile is the one that the current one names, or comes from the counter. All heads go
   // together here; with the arithmetic of next() the producers of packed rows spill.
-  __device__ __forceinline__ int next_short() {
+  __device__ __forceinline__ int next_low_latency() {
     const int current = static_cast<int>((count_ - 1) % kernels::kWorkSlots);
     int work = smem_.work(current).next_work, head_tile = smem_.head_tile(current);
     if (work == 0) {
@@ -146,24 +146,24 @@ class TileScheduler {
 
   __device__ __forceinline__ static int rank() { return static_cast<int>(blockIdx.x) % kCluster; }
 
-  __device__ __forceinline__ bool is_beside() const { return kBeside && p_.max_decode_q > 0; }
+  __device__ __forceinline__ bool is_mixed_batch() const { return kMixedBatch && p_.max_decode_q > 0; }
 
   // Whether every block has at most one tile, the one of its own index.
   __device__ __forceinline__ static bool has_one_round(int num_tiles) {
-    return kShort && num_tiles <= static_cast<int>(gridDim.x / kCluster);
+    return kLowLatency && num_tiles <= static_cast<int>(gridDim.x / kCluster);
   }
   // Takes the next index from the counter. The last arrival resets the counter to 0.
   __device__ __forceinline__ unsigned count_tile(int num_tiles) {
     if (has_one_round(num_tiles)) return num_tiles;
     // tiles that need no counter: one for each block or cluster
-    const unsigned known = is_beside() ? 0 : gridDim.x / kCluster;
-    return known + ptx::count_arrival(&p_.list->next_tile, num_tiles - 1 + (is_beside() ? gridDim.x : 0));
+    const unsigned known = is_mixed_batch() ? 0 : gridDim.x / kCluster;
+    return known + ptx::count_arrival(&p_.list->next_tile, num_tiles - 1 + (is_mixed_batch() ? gridDim.x : 0));
   }
   // In a cluster, the first block takes the index and sends it.
   __device__ __forceinline__ int next_tile_idx(int num_tiles) {
     if constexpr (kCluster == 1) {
       return __shfl_sync(0xffffffffu, static_cast<int>(next_), 0);
-    } else if constexpr (!kShort) {
+    } else if constexpr (!kLowLatency) {
       if (rank() != 0 && count_ > 0) return receive_tile_idx(smem_, count_ - 1);
       return __shfl_sync(0xffffffffu, static_cast<int>(next_), 0);
     } else {
@@ -179,7 +179,7 @@ class TileScheduler {
   }
 
   __device__ __forceinline__ static uint4 load_vector_of(const kernels::WorkTile* from, unsigned i) {
-    if (!kShort) return reinterpret_cast<const uint4*>(from)[i];
+    if (!kLowLatency) return reinterpret_cast<const uint4*>(from)[i];
     const float4 x = ptx::load_from_l2(reinterpret_cast<const float4*>(from) + i);
     return {__float_as_uint(x.x), __float_as_uint(x.y), __float_as_uint(x.z), __float_as_uint(x.w)};
   }

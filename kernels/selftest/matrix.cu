@@ -72,10 +72,10 @@ extern "C" __global__ void __launch_bounds__(256, 1)
   }
   __syncthreads();
   if (threadIdx.x < 128) {
-    ptx::give_up_registers<40>();
+    ptx::warpgroup_reg_dealloc<40>();
     selftest::convert_codes(codes);
   } else {
-    ptx::take_registers<232>();
+    ptx::warpgroup_reg_alloc<232>();
     if (threadIdx.x < 160) selftest::multiply_blocks(shared, a, b, c, copy, transposed, tail);
   }
 }

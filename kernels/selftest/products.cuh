@@ -33,18 +33,18 @@ __device__ __forceinline__ void multiply_and_store(unsigned barrier, unsigned by
   for (int i = 0; i < 4; ++i) keys(d, i);
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
-  ptx::pin(d);
+  ptx::fence_operand(d);
   unsigned p[KEYS / 4];
 #pragma unroll
   for (int i = 0; i < KEYS / 4; ++i) p[i] = ptx::pack_bf16(d[2 * i], d[2 * i + 1]);
   float e[CHANNELS / 2];
-  ptx::pin(p);
+  ptx::fence_operand(p);
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < KEYS / 16; ++i) values(e, p + 4 * i, i);
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
-  ptx::pin(e);
+  ptx::fence_operand(e);
 
   const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
 #pragma unroll

@@ -19,11 +19,11 @@ extern "C" __global__ void __launch_bounds__(128, 1)
         for (int i = 0; i < kBlocks; ++i) ptx::tma_load(at_v + i * KEYS * 128, v, barrier, 64 * i, 0, 0, 0);
       },
       [&](float (&d)[KEYS / 2], int i) {
-        ptx::Wgmma<KEYS, ptx::Type::kBf16>::shared(d, ptx::descriptor_k_major(at_q) + i * ptx::kStepK,
-                                                   ptx::descriptor_k_major(at_k) + i * ptx::kStepK, i == 0 ? 0 : 1);
+        ptx::Wgmma<KEYS, ptx::Type::kBf16>::ss(d, ptx::descriptor_k_major(at_q) + i * ptx::kStepK,
+                                               ptx::descriptor_k_major(at_k) + i * ptx::kStepK, i == 0 ? 0 : 1);
       },
       [&](float (&e)[CHANNELS / 2], const unsigned* p, int i) {
-        ptx::Wgmma<CHANNELS, ptx::Type::kBf16>::registers(
+        ptx::Wgmma<CHANNELS, ptx::Type::kBf16>::rs(
             e, p, ptx::descriptor_mn_major(at_v, KEYS * 128) + i * (2 * ptx::kBytesOfEightRows >> 4), i == 0 ? 0 : 1);
       });
 }

@@ -18,12 +18,12 @@ extern "C" __global__ void __launch_bounds__(128, 1)
         ptx::tma_load(at_v, v, barrier, 0, 0, 0, 0, 0);
       },
       [&](float (&d)[KEYS / 2], int i) {
-        ptx::Wgmma<KEYS, ptx::Type::kBf16>::shared(d, ptx::descriptor_k_major(at_q) + i * ptx::kStepK,
-                                                   ptx::descriptor_of_pieces<8 * 128>(at_k) + i * ptx::kStepOfPieces,
+        ptx::Wgmma<KEYS, ptx::Type::kBf16>::ss(d, ptx::descriptor_k_major(at_q) + i * ptx::kStepK,
+                                               ptx::descriptor_no_swizzle<8 * 128>(at_k) + i * ptx::kStepKNoSwizzle,
                                                      i == 0 ? 0 : 1);
       },
       [&](float (&e)[CHANNELS / 2], const unsigned* p, int i) {
-        ptx::WgmmaAlongK<CHANNELS, ptx::Type::kBf16>::registers(
-            e, p, ptx::descriptor_of_narrow_rows(at_v) + i * (CHANNELS * 32 >> 4), i == 0 ? 0 : 1);
+        ptx::WgmmaBKMajor<CHANNELS, ptx::Type::kBf16>::rs(
+            e, p, ptx::descriptor_swizzle_32b(at_v) + i * (CHANNELS * 32 >> 4), i == 0 ? 0 : 1);
       });
 }

@@ -29,11 +29,11 @@ struct Config {
   // and their sums.
   static constexpr bool kHalves = kTile > 16 && kGradients == kernels::kGradientDkDv && kLinesQk + kLinesV > 4;
   static constexpr int kStep = kHalves ? kTile / 2 : kTile;
-  static constexpr int kEights = kStep / 8;
+  static constexpr int kN8Tiles = kStep / 8;
   static constexpr int kBlocksOfTile = kBackwardRows / kRows;  // blocks of a tile of the list
   static_assert(kTile == 16 || kTile == 32, "an accumulator line and a word of pairs have room for four eights");
   static_assert(kBackwardRows % kRows == 0, "blocks would cross the tiles of the lists");
-  static_assert(kGradients != kernels::kGradients, "dq has a pass of its own");
+  static_assert(kGradients != kernels::kGradients, "dq has a separate pass");
   static_assert(kGradients != kernels::kGradientDkDv || kernels::mma_has_dk_beside_dv(kHeadDimQk, kHeadDimV),
                 "dk and dv would not fit the registers");
 };
@@ -72,8 +72,8 @@ struct WorkTile {
     return Config::kOfQueries ? keys_of_query(p, s, row) : queries_of_key(p, s, row);
   }
   // The query and the key of a pair of a resident row and a streamed row.
-  __device__ __forceinline__ static int query(int own, int other) { return Config::kOfQueries ? own : other; }
-  __device__ __forceinline__ static int key(int own, int other) { return Config::kOfQueries ? other : own; }
+  __device__ __forceinline__ static int query(int resident, int other) { return Config::kOfQueries ? resident : other; }
+  __device__ __forceinline__ static int key(int resident, int other) { return Config::kOfQueries ? other : resident; }
 };
 
 constexpr int kVectorsQ = 1, kVectorsDout = 2, kVectorsK = 4, kVectorsV = 8;
@@ -113,8 +113,8 @@ __device__ __forceinline__ WorkTile work_tile_of(const BackwardParams& p, const 
 
 struct Smem {
   static constexpr int kQueries = Config::kOfQueries ? Config::kRows : Config::kTile;
-  static constexpr int kOwnX = 0, kOwnY = kOwnX + Config::kRows * LayoutX::kPitch,
-                       kX = kOwnY + (Config::kWithDx ? Config::kRows * LayoutY::kPitch : 0),
+  static constexpr int kResidentX = 0, kResidentY = kResidentX + Config::kRows * LayoutX::kPitch,
+                       kX = kResidentY + (Config::kWithDx ? Config::kRows * LayoutY::kPitch : 0),
                        kY = kX + Config::kTile * LayoutX::kPitch, kStats = kY + Config::kTile * LayoutY::kPitch,
                        kWork = kStats + kQueries * static_cast<int>(sizeof(RowStats)),
                        kBuckets = kWork + kernels::kMmaWorkBytes,
@@ -139,8 +139,8 @@ struct Smem {
   }
   // A warp's sums of T5's buckets.
   __device__ __forceinline__ unsigned buckets(int warp) const { return base + kBuckets + warp * kBucketsOfWarp; }
-  __device__ __forceinline__ unsigned own_x() const { return base + kOwnX; }
-  __device__ __forceinline__ unsigned own_y() const { return base + kOwnY; }
+  __device__ __forceinline__ unsigned resident_x() const { return base + kResidentX; }
+  __device__ __forceinline__ unsigned resident_y() const { return base + kResidentY; }
   __device__ __forceinline__ unsigned x() const { return base + kX; }
   __device__ __forceinline__ unsigned y() const { return base + kY; }
   __device__ __forceinline__ unsigned stats(int row) const {  // of the rows that are queries

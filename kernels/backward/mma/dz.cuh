@@ -2,8 +2,8 @@
 // dZ of a block's resident queries and a tile of keys, which dbias.cu and dt5_bias.cu sum.
 #pragma once
 
-#include "backward/mma/products_16.cuh"
-#include "backward/mma/rows.cuh"
+#include "backward/mma/gemms_16.cuh"
+#include "backward/mma/producer.cuh"
 #include "backward/mma/table_terms.cuh"
 
 namespace attune::backward::mma {
@@ -12,13 +12,13 @@ static_assert(Config::kOfTables && Config::kStep == Config::kTile);
 
 // The fp32 dot product of a resident row and a row of the tile, from their shared addresses.
 template <int kLines>
-__device__ __forceinline__ float product_of_rows(unsigned own, int own_row, unsigned tile, int tile_row) {
+__device__ __forceinline__ float product_of_rows(unsigned resident, int resident_row, unsigned tile, int tile_row) {
   using Rows = Layout<kLines>;
   float sum = 0;
 #pragma unroll 1
   for (int chunk = 0; chunk < 8 * kLines; ++chunk) {
     unsigned x[4], y[4];
-    ptx::load_shared_four(own + Rows::offset(own_row, chunk), x);
+    ptx::load_shared_four(resident + Rows::offset(resident_row, chunk), x);
     ptx::load_shared_four(tile + Rows::offset(tile_row, chunk), y);
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum = fmaf(__uint_as_float(x[i]), __uint_as_float(y[i]), sum);
@@ -28,23 +28,23 @@ __device__ __forceinline__ float product_of_rows(unsigned own, int own_row, unsi
 
 // The two TF32 parts of an infinity are an infinity and a NaN. So a product that is NaN is computed again in fp32: an
 // infinite key has scores of -inf, which count for nothing.
-__device__ __forceinline__ void compute_nan_again(const Smem& smem, unsigned pairs, Scores& s, Scores& d) {
+__device__ __forceinline__ void recompute_nan_products(const Smem& smem, unsigned pairs, Scores& s, Scores& d) {
   bool finite = true;
 #pragma unroll
-  for (int i = 0; i < 4 * kEights; ++i) {
+  for (int i = 0; i < 4 * kN8Tiles; ++i) {
     finite &= fabsf(s[i / 4][i % 4]) < ptx::infinity() && fabsf(d[i / 4][i % 4]) < ptx::infinity();
   }
   if (finite) return;
-  const int row = own_row(smem.work()) - smem.work().begin;
+  const int row = resident_row(smem.work()) - smem.work().begin;
 #pragma unroll
-  for (int n = 0; n < kEights; ++n) {
+  for (int n = 0; n < kN8Tiles; ++n) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const bool fine = fabsf(s[n][j]) < ptx::infinity() && fabsf(d[n][j]) < ptx::infinity();
       if (fine || (pairs >> (4 * n + j) & 1) == 0) continue;
-      const int own = row + j / 2 * 8, key = 8 * n + first_column() + j % 2;
-      s[n][j] = product_of_rows<Config::kLinesQk>(smem.own_x(), own, smem.x(), key);
-      d[n][j] = product_of_rows<Config::kLinesV>(smem.own_y(), own, smem.y(), key);
+      const int resident = row + j / 2 * 8, key = 8 * n + first_column() + j % 2;
+      s[n][j] = product_of_rows<Config::kLinesQk>(smem.resident_x(), resident, smem.x(), key);
+      d[n][j] = product_of_rows<Config::kLinesV>(smem.resident_y(), resident, smem.y(), key);
     }
   }
 }
@@ -61,16 +61,17 @@ __device__ __forceinline__ bool make_dz(const BackwardParams& p, const Smem& sme
   const unsigned pairs = visible_pairs(p, work, head, key);
   if (__any_sync(0xffffffffu, pairs != 0) == 0) return false;
   const unsigned warp = threadIdx.x / 32;
-  const unsigned own_x = smem.own_x() + 16 * warp * LayoutX::kPitch, own_y = smem.own_y() + 16 * warp * LayoutY::kPitch;
+  const unsigned resident_x = smem.resident_x() + 16 * warp * LayoutX::kPitch,
+                 resident_y = smem.resident_y() + 16 * warp * LayoutY::kPitch;
   Scores s, terms;
   load_terms(p, work, pairs, head, key, terms);
   if constexpr (Config::kIn16Bits) {
-    multiply_16_bits<Config::kLinesQk>(own_x, smem.x(), s);
-    multiply_16_bits<Config::kLinesV>(own_y, smem.y(), dz);
+    multiply_16_bits<Config::kLinesQk>(resident_x, smem.x(), s);
+    multiply_16_bits<Config::kLinesV>(resident_y, smem.y(), dz);
   } else {
-    multiply<Config::kLinesQk>(own_x, smem.x(), s);
-    multiply<Config::kLinesV>(own_y, smem.y(), dz);
-    compute_nan_again(smem, pairs, s, dz);
+    multiply<Config::kLinesQk>(resident_x, smem.x(), s);
+    multiply<Config::kLinesV>(resident_y, smem.y(), dz);
+    recompute_nan_products(smem, pairs, s, dz);
   }
   make_p_and_ds(p, work, smem.stats(0), pairs, head, key, s, dz, &terms);
   return true;

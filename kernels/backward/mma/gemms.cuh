@@ -16,8 +16,8 @@
 
 namespace attune::backward::mma {
 
-constexpr int kEights = Config::kEights;
-using Scores = float[kEights][4];  // resident rows times rows of a step: [eight][row g + 8 h, column 2t + e: 2h + e]
+constexpr int kN8Tiles = Config::kN8Tiles;
+using Scores = float[kN8Tiles][4];  // resident rows times rows of a step: [eight][row g + 8 h, column 2t + e: 2h + e]
 template <int kLines>
 using Sums = float[kLines][4][4];  // resident rows times channels: [line][i][2h + e]: channel 8t + 4e + i of the line
 
@@ -83,13 +83,13 @@ __device__ __forceinline__ unsigned along_rows(unsigned rows, int e) {
   return rows + Rows::offset(lane % 4 * 2 + e, lane / 4);
 }
 
-// to = resident rows times rows of a step. own: the warp's rows.
+// to = resident rows times rows of a step. resident: the warp's rows.
 template <int kLines>
-__device__ __forceinline__ void multiply(unsigned own, unsigned tile, Scores& to) {
+__device__ __forceinline__ void multiply(unsigned resident, unsigned tile, Scores& to) {
   using Rows = Layout<kLines>;
-  const unsigned a_lane = along_channels<Rows>(own), b_lane = along_channels<Rows>(tile);
+  const unsigned a_lane = along_channels<Rows>(resident), b_lane = along_channels<Rows>(tile);
 #pragma unroll
-  for (int n = 0; n < kEights; ++n) {
+  for (int n = 0; n < kN8Tiles; ++n) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) to[n][j] = 0;
   }
@@ -109,7 +109,7 @@ __device__ __forceinline__ void multiply(unsigned own, unsigned tile, Scores& to
         take<false>(x, a[k]);
       }
 #pragma unroll
-      for (int n = 0; n < kEights; ++n) {
+      for (int n = 0; n < kN8Tiles; ++n) {
         unsigned y[4];
         ptx::load_shared_four((b_lane ^ other_half) + step + 8 * n * Rows::kPitch, y);
 #pragma unroll
@@ -122,7 +122,7 @@ __device__ __forceinline__ void multiply(unsigned own, unsigned tile, Scores& to
       }
     }
 #pragma unroll
-    for (int n = 0; n < kEights; ++n) sums.add_to(n, to[n]);
+    for (int n = 0; n < kN8Tiles; ++n) sums.add_to(n, to[n]);
   }
 }
 
@@ -137,7 +137,7 @@ __device__ __forceinline__ void accumulate(const Scores& left, unsigned tile, in
   for (int line = 0; line < kLines; ++line) {
     FourSums sums;
 #pragma unroll
-    for (int n = 0; n < kEights; ++n) {
+    for (int n = 0; n < kN8Tiles; ++n) {
       // A column of sums becomes a term: columns 2t and 2t + 1 become terms t and t + 4.
       const unsigned x[4] = {__float_as_uint(left[n][0]), __float_as_uint(left[n][2]), __float_as_uint(left[n][1]),
                              __float_as_uint(left[n][3])};

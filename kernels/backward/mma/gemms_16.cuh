@@ -2,7 +2,7 @@
 // GEMMs of resident rows and rows of a tile by mma.m16n8k16, on 16-bit numbers in shared memory.
 #pragma once
 
-#include "backward/mma/products.cuh"
+#include "backward/mma/gemms.cuh"
 
 namespace attune::backward::mma {
 
@@ -15,18 +15,18 @@ __device__ __forceinline__ void multiply_add_16_bits(float (&to)[4], const unsig
   }
 }
 
-// to = resident rows times rows of a step, like multiply(). own: the warp's rows.
+// to = resident rows times rows of a step, like multiply(). resident: the warp's rows.
 template <int kLines>
-__device__ __forceinline__ void multiply_16_bits(unsigned own, unsigned tile, Scores& to) {
+__device__ __forceinline__ void multiply_16_bits(unsigned resident, unsigned tile, Scores& to) {
   using Rows = Layout<kLines>;
-  static_assert(kEights % 2 == 0, "a load of four matrices has two chunks of 16 rows");
+  static_assert(kN8Tiles % 2 == 0, "a load of four matrices has two chunks of 16 rows");
   // A lane's row and first chunk in the matrices that it loads: of a, rows 0 .. 15 of a chunk, then of the next chunk;
   // of b, both chunks of eight rows, then of the next eight rows.
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const unsigned a_lane = own + Rows::offset(lane % 16, lane / 16),
+  const unsigned a_lane = resident + Rows::offset(lane % 16, lane / 16),
                  b_lane = tile + Rows::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
-  for (int n = 0; n < kEights; ++n) {
+  for (int n = 0; n < kN8Tiles; ++n) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) to[n][j] = 0;
   }
@@ -38,7 +38,7 @@ __device__ __forceinline__ void multiply_16_bits(unsigned own, unsigned tile, Sc
       unsigned a[4];
       ptx::load_matrix_x4(a, a_at);
 #pragma unroll
-      for (int n = 0; n < kEights; n += 2) {
+      for (int n = 0; n < kN8Tiles; n += 2) {
         unsigned b[4];
         ptx::load_matrix_x4(b, b_at + 8 * n * Rows::kPitch);
         multiply_add_16_bits(to[n], a, b[0], b[1]);

@@ -123,10 +123,10 @@ __device__ __forceinline__ void copy_stats(const BackwardParams& p, const Smem& 
                                     there ? sizeof(RowStats) : 0);
 }
 
-__device__ __forceinline__ void copy_own(const BackwardParams& p, const Smem& smem) {
+__device__ __forceinline__ void copy_resident(const BackwardParams& p, const Smem& smem) {
   const WorkTile& w = smem.work();
-  copy_x<Config::kOfQueries, Config::kRows>(p, w, smem.own_x(), w.head, w.begin);
-  if constexpr (Config::kWithDx) copy_y<Config::kOfQueries, Config::kRows>(p, w, smem.own_y(), w.head, w.begin);
+  copy_x<Config::kOfQueries, Config::kRows>(p, w, smem.resident_x(), w.head, w.begin);
+  if constexpr (Config::kWithDx) copy_y<Config::kOfQueries, Config::kRows>(p, w, smem.resident_y(), w.head, w.begin);
   if constexpr (Config::kOfQueries) copy_stats(p, smem, w.head, w.begin);
 }
 // Copies the tile that begins at `row`. q_head: of the pairs.

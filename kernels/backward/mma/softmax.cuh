@@ -3,13 +3,13 @@
 // are 0 if query and key do not see each other, by a select, because masked scores may be NaN.
 #pragma once
 
-#include "backward/mma/products.cuh"
+#include "backward/mma/gemms.cuh"
 #include "backward/scores.cuh"
 
 namespace attune::backward::mma {
 
 // This thread's first resident row (h = 0); its first column.
-__device__ __forceinline__ int own_row(const WorkTile& w) {
+__device__ __forceinline__ int resident_row(const WorkTile& w) {
   return w.begin + static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }
 __device__ __forceinline__ int first_column() { return static_cast<int>(threadIdx.x) % 4 * 2; }
@@ -20,20 +20,20 @@ __device__ __forceinline__ unsigned visible_pairs(const BackwardParams& p, const
   unsigned pairs = 0;
   if constexpr (kKeyMasks) {
 #pragma unroll 1
-    for (int j = 0; j < 4 * kEights; ++j) {
-      const int own = own_row(w) + j / 2 % 2 * 8, other = first + j / 4 * 8 + j % 2;
-      const int query = WorkTile::query(own, other), key = WorkTile::key(own, other);
-      const bool there = w.has(own) && query < w.s.num_q && key < w.s.num_keys;
+    for (int j = 0; j < 4 * kN8Tiles; ++j) {
+      const int resident = resident_row(w) + j / 2 % 2 * 8, other = first + j / 4 * 8 + j % 2;
+      const int query = WorkTile::query(resident, other), key = WorkTile::key(resident, other);
+      const bool there = w.has(resident) && query < w.s.num_q && key < w.s.num_keys;
       if (there && sees(p, w.s, w.batch, query, head, key))
         pairs |= 1u << j;
     }
   } else {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const Span seen = w.visible_to(p, own_row(w) + 8 * h);
+      const Span seen = w.visible_to(p, resident_row(w) + 8 * h);
       const int begin = seen.begin - first, end = seen.end - first;
 #pragma unroll
-      for (int n = 0; n < kEights; ++n) {
+      for (int n = 0; n < kN8Tiles; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) pairs |= begin <= 8 * n + e && 8 * n + e < end ? 1u << (4 * n + 2 * h + e) : 0;
       }
@@ -62,14 +62,14 @@ __device__ __forceinline__ void make_p_and_ds(const BackwardParams& p, const Wor
   constexpr int kStats = sizeof(RowStats);
   const backward::Scores scores(p);
   const float slope = slope_of(p, w.batch, head);
-  const int own_first = own_row(w), column = first_column();
+  const int own_first = resident_row(w), column = first_column();
   RowStats of_rows[2];
   if constexpr (Config::kOfQueries) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) of_rows[h] = load_stats(stats + (own_first - w.begin + 8 * h) * kStats);
   }
 #pragma unroll
-  for (int n = 0; n < kEights; ++n) {
+  for (int n = 0; n < kN8Tiles; ++n) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       RowStats of_column;
@@ -77,8 +77,8 @@ __device__ __forceinline__ void make_p_and_ds(const BackwardParams& p, const Wor
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const RowStats& of = Config::kOfQueries ? of_rows[h] : of_column;
-        const int own = own_first + 8 * h, other = row + 8 * n + column + e;
-        const int query = WorkTile::query(own, other), key = WorkTile::key(own, other);
+        const int resident = own_first + 8 * h, other = row + 8 * n + column + e;
+        const int query = WorkTile::query(resident, other), key = WorkTile::key(resident, other);
         const bool counts = (pairs >> (4 * n + 2 * h + e) & 1) != 0;
         float &x = s[n][2 * h + e], &y = d[n][2 * h + e];
         Score score = scores.of(x);

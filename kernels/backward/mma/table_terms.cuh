@@ -13,11 +13,11 @@ __device__ __forceinline__ void load_bias(const BackwardParams& p, const WorkTil
   const int first_position = w.s.num_keys - w.s.num_q, first_key = key + first_column();
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int position = first_position + own_row(w) + 8 * h;
+    const int position = first_position + resident_row(w) + 8 * h;
     const bool in_rows = 0 <= position && position < p.bias.rows;
     const char* const row = p.bias.data + head * p.bias.head_stride + (in_rows ? position : 0) * p.bias.row_stride;
 #pragma unroll
-    for (int n = 0; n < kEights; ++n) {
+    for (int n = 0; n < kN8Tiles; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int column = first_key + 8 * n + e;
@@ -34,7 +34,7 @@ __device__ __forceinline__ void load_bias(const BackwardParams& p, const WorkTil
 __device__ __forceinline__ void load_terms(const BackwardParams& p, const WorkTile& w, unsigned pairs, int head,
                                            int key, Scores& terms) {
 #pragma unroll
-  for (int i = 0; i < 4 * kEights; ++i) terms[i / 4][i % 4] = 0;
+  for (int i = 0; i < 4 * kN8Tiles; ++i) terms[i / 4][i % 4] = 0;
   if constexpr ((ATTUNE_SCORE & use::kBias) != 0) {
     if (p.bias.data != nullptr && p.bias.rows > 0 && p.bias.columns > 0) {
       if (p.bias.dtype == common::kFloat32) {
@@ -50,11 +50,11 @@ __device__ __forceinline__ void load_terms(const BackwardParams& p, const WorkTi
   if ((ATTUNE_SCORE & use::kT5) == 0 && p.new_token_bias.data == nullptr) return;
   const int first_position = w.s.num_keys - w.s.num_q;
 #pragma unroll
-  for (int n = 0; n < kEights; ++n) {
+  for (int n = 0; n < kN8Tiles; ++n) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if ((pairs >> (4 * n + j) & 1) == 0) continue;
-      const int query = own_row(w) + j / 2 * 8, at = key + 8 * n + first_column() + j % 2;
+      const int query = resident_row(w) + j / 2 * 8, at = key + 8 * n + first_column() + j % 2;
       terms[n][j] += common::bias_of(p.new_token_bias, 0, query, at - first_position);
       terms[n][j] += common::table_terms<ATTUNE_SCORE & ~use::kBias>(p, head, query, first_position, at,
                                                                       first_position + query - at);

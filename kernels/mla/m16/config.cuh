@@ -62,9 +62,9 @@ __device__ __forceinline__ int consumer_warp() {
   return static_cast<int>(threadIdx.x) / 32 - M16Config::kProducerThreads / 32;
 }
 __device__ __forceinline__ int consumer_warp_anew() {
-  return static_cast<int>(ptx::kept(threadIdx.x) / 32) - M16Config::kProducerThreads / 32;
+  return static_cast<int>(ptx::opaque(threadIdx.x) / 32) - M16Config::kProducerThreads / 32;
 }
-__device__ __forceinline__ int lane_anew() { return static_cast<int>(ptx::kept(threadIdx.x) % 32); }
+__device__ __forceinline__ int lane_anew() { return static_cast<int>(ptx::opaque(threadIdx.x) % 32); }
 __device__ __forceinline__ void sync_m16_consumers() { ptx::named_barrier_sync(1, 32 * M16Config::kConsumerWarps); }
 
 }  // namespace attune::mla

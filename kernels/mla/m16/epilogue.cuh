@@ -9,7 +9,7 @@ namespace attune::mla {
 
 // The lane's first channel.
 __device__ __forceinline__ int m16_channel() {
-  return consumer_warp() * M16Config::kChannelsOfWarp + M16Mma::channel();
+  return consumer_warp() * M16Config::kChannelsOfWarp + M16Gemms::channel();
 }
 
 // Stores O relative to row_max_ref, in the layout of mla/partial_out.cuh.

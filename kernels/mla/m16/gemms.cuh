@@ -14,7 +14,7 @@
 
 namespace attune::mla {
 
-class M16Mma {
+class M16Gemms {
   static_assert(!Config::kDequant, "packed rows: mla/swap_ab.cu");
 
  public:

@@ -10,7 +10,7 @@
 // The others need a warp's row max and P one GEMM later, so they hardly wait for it.
 #pragma once
 
-#include "mla/m16/mma.cuh"
+#include "mla/m16/gemms.cuh"
 #include "mla/partial_out.cuh"
 #include "mla/producers/kv_source.cuh"
 #include "mla/row_max.cuh"
@@ -208,7 +208,7 @@ class M16Mainloop {
   const WorkTileParams& p_;
   const M16Smem& smem_;
   const int warp_, lane_;
-  M16Mma operands_;
+  M16Gemms operands_;
   float s_[4];          // S, then P, of (row g, keys 2 t, 2 t + 1), then of row g + 8
   PipelineState pipe_;  // of the next tile
   int last_ = 0;        // stage of the previous tile

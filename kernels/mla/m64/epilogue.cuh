@@ -86,7 +86,7 @@ __device__ __forceinline__ void find_bounds(const Accumulators& a, Bounds& bound
 
 // The row stats of the partial output, for the thread's first row.
 __device__ __forceinline__ float* own_stats(const WorkTileParams& p, const WorkTile& t, int head_tile) {
-  const unsigned thread = ptx::kept(threadIdx.x) % 128;
+  const unsigned thread = ptx::opaque(threadIdx.x) % 128;
   return partial_stats_at(p.partial_stats, partial_idx(p, t, head_tile), thread / 32 * 16 + thread % 32 / 4,
                           consumer_warpgroup());
 }
@@ -95,7 +95,7 @@ __device__ __forceinline__ float* own_stats(const WorkTileParams& p, const WorkT
 // infinity.
 __device__ __forceinline__ void store_partial(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                               const Accumulators& a, bool (&nonfinite)[2]) {
-  const unsigned thread = ptx::kept(threadIdx.x) % 128, lane = thread % 32;
+  const unsigned thread = ptx::opaque(threadIdx.x) % 128, lane = thread % 32;
   char* const to = partial_out_at(p.partial_out, partial_idx(p, t, head_tile), thread / 32 * 16 + lane / 4,
                                   consumer_warpgroup() * Config::kChannels + lane % 4 * 2);
   if constexpr (kFp16Partials) {
@@ -137,7 +137,7 @@ __device__ __forceinline__ void store_partial(const WorkTileParams& p, const Wor
 // Stores the row stats of the partial output.
 __device__ __forceinline__ void store_partial_stats(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                                     const Accumulators& a, const float (&rescale)[2]) {
-  if (ptx::kept(threadIdx.x) % 4 != 0) return;
+  if (ptx::opaque(threadIdx.x) % 4 != 0) return;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float* const stats = own_stats(p, t, head_tile) + 8 * kPartialStats * h;

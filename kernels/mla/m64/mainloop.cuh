@@ -48,7 +48,7 @@ class Mainloop {
     if (kOverlapNextQK && left > 0) {
       qk_gemm(counts.pipe(0), s, [] {});
       ptx::wgmma_wait<0>();
-      ptx::pin(s);
+      ptx::fence_operand(s);
     }
     for (; left > 1; left -= 2) {
       const PipelineState first = counts.pipe(0), second = counts.pipe(1);
@@ -73,7 +73,7 @@ class Mainloop {
         wait_v(first);
         pv_gemm_p0(v_descriptor(first), a);
         ptx::wgmma_wait<0>();
-        ptx::pin(a.o);
+        ptx::fence_operand(a.o);
         release(first, 2);
       }
     }
@@ -88,7 +88,7 @@ class Mainloop {
     const ptx::Descriptor v = v_descriptor(pipe);
     if constexpr (!kOverlapNextQK) {
       ptx::wgmma_wait<0>();
-      ptx::pin(s);
+      ptx::fence_operand(s);
     }
     if (last) release_q();
     Softmax::softmax(smem_, c_, TileMask(smem_, pipe.stage), rows, s, rescale, a);
@@ -100,7 +100,7 @@ class Mainloop {
     rescale_o(rescale, a);
     pv_gemm(p_regs_, v, a);
     ptx::wgmma_wait<0>();
-    ptx::pin(a.o);
+    ptx::fence_operand(a.o);
     release(pipe, 1);
   }
   // WG0: PV GEMM of tile B with WG1's P; and the QK GEMM of the next tile A, if there is one.
@@ -115,14 +115,14 @@ class Mainloop {
       qk_gemm(next, s, [&] {
         ptx::wgmma_commit();
         ptx::wgmma_wait<1>();
-        ptx::pin(a.o);
+        ptx::fence_operand(a.o);
         release(pipe, 1);
       });
       ptx::wgmma_wait<0>();
-      ptx::pin(s);
+      ptx::fence_operand(s);
     } else {
       ptx::wgmma_wait<0>();
-      ptx::pin(a.o);
+      ptx::fence_operand(a.o);
       release(pipe, 1);
     }
   }
@@ -138,7 +138,7 @@ class Mainloop {
     if constexpr (Config::kDequant) {
       pv_gemm_p0(v0, a);
       ptx::wgmma_wait<0>();
-      ptx::pin(a.o);
+      ptx::fence_operand(a.o);
       release(first, 2);
       qk_gemm(second, s, [] {});
     } else {
@@ -146,18 +146,18 @@ class Mainloop {
       // Waits for nothing, because fewer groups are pending. Without it, if O is rescaled beside S, ptxas adds a wait
       // (C7517) that only some warps of the warpgroup would reach.
       ptx::wgmma_wait<kSlices>();
-      ptx::pin(a.o);
+      ptx::fence_operand(a.o);
       pv_gemm_p0(v0, a);
     }
     const TileMask mask(smem_, second.stage);
     ptx::wgmma_wait<Config::kDequant ? 0 : 1>();
-    ptx::pin(s);
+    ptx::fence_operand(s);
     if (last) release_q();
     Softmax::softmax(smem_, c_, mask, rows, s, rescale, a);
     release(second, kKOnly);
     Softmax::accumulate_row_sum(rescale, s, a);  // before S becomes P: registers are scarce while a GEMM runs
     if constexpr (kPvBeforePublish) {
-      ptx::pin(s);
+      ptx::fence_operand(s);
       finish_pv_p0(first, a);
     }
     Softmax::convert_p(s, p_regs);
@@ -168,13 +168,13 @@ class Mainloop {
     rescale_o(rescale, a);
     pv_gemm(p_regs, v1, a);
     ptx::wgmma_wait<0>();
-    ptx::pin(a.o);
+    ptx::fence_operand(a.o);
     release(second, 2);
   }
   // WG1: waits for the PV GEMM of P_A and releases V of tile A.
   __device__ __forceinline__ void finish_pv_p0(PipelineState first, Accumulators& a) const {
     ptx::wgmma_wait<0>();
-    ptx::pin(a.o);
+    ptx::fence_operand(a.o);
     release(first, 2);
   }
   // WG1: issues the PV GEMM of P_A.
@@ -184,13 +184,13 @@ class Mainloop {
     pv_gemm(p_regs_, v, a);
   }
 
-  // between: called once the GEMMs of the first half of the channels are issued.
-  template <class Between>
+  // overlap: called once the GEMMs of the first half of the channels are issued.
+  template <class Overlap>
   __device__ __forceinline__ void qk_gemm(PipelineState pipe, float (&s)[Config::kBlockN / 2],
-                                          Between&& between) const {
+                                          Overlap&& overlap) const {
     const ptx::Descriptor q = ptx::uniform(ptx::descriptor_k_major(smem_.q())),
                           k = ptx::uniform(ptx::descriptor_k_major(smem_.k(pipe.stage)));
-    ptx::pin(s);
+    ptx::fence_operand(s);
     int accumulate = 0;
 #pragma unroll
     for (int j = 0; j < kSlices; ++j) {
@@ -204,10 +204,10 @@ class Mainloop {
 #pragma unroll
       for (int i = 0; i < 4 * slice_at(slice).count; ++i) {
         const int chunk = slice_at(slice).chunk + i / 4, at = chunk * (Config::kChunkBytes >> 4) + i % 4 * ptx::kStepK;
-        QkWgmma::shared(s, q + at, k + at, accumulate);
+        QkWgmma::ss(s, q + at, k + at, accumulate);
         accumulate = 1;
       }
-      if (j == 2) between();
+      if (j == 2) overlap();
     }
     ptx::wgmma_commit();
   }
@@ -218,15 +218,15 @@ class Mainloop {
         smem_.k(pipe.stage) + kWarpgroup * (Config::kChunksV / 2) * Config::kChunkBytes, Config::kChunkBytes));
   }
   __device__ __forceinline__ void pv_gemm(unsigned (&p_regs)[Softmax::kPRegs], ptx::Descriptor v, Accumulators& a) {
-    ptx::pin(a.o);
-    ptx::pin(p_regs);
+    ptx::fence_operand(a.o);
+    ptx::fence_operand(p_regs);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < Config::kBlockN / 16; ++i) {
 #pragma unroll
       for (int j = 0; j < Config::kChannels / kColumns; ++j) {
-        PvWgmma::registers(reinterpret_cast<float(&)[kColumns / 2]>(a.o[j * kColumns / 2]), p_regs + 4 * i,
-                           v + (i * 2048 + j * kColumns / 64 * Config::kChunkBytes >> 4), i == 0 ? accumulate_ : 1);
+        PvWgmma::rs(reinterpret_cast<float(&)[kColumns / 2]>(a.o[j * kColumns / 2]), p_regs + 4 * i,
+                    v + (i * 2048 + j * kColumns / 64 * Config::kChunkBytes >> 4), i == 0 ? accumulate_ : 1);
       }
     }
     ptx::wgmma_commit();

@@ -13,8 +13,8 @@ struct MmaConfig {
   static constexpr int kRows = ATTUNE_ROWS, kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
   static constexpr int kConsumerThreads = kernels::kMlaMmaConsumerThreads, kConsumerWarps = kConsumerThreads / 32;
   static constexpr int kThreads = kernels::mla_mma_threads(ProblemConfig::kProducer, kRows, kKeys);
-  static constexpr bool kHasCopiers = kernels::mla_mma_has_copiers(kRows);
-  static constexpr int kCopyThreads = kHasCopiers ? kThreads - kConsumerThreads : kThreads;
+  static constexpr bool kHasProducerWarps = kernels::mla_mma_has_producer_warps(kRows);
+  static constexpr int kProducerThreads = kHasProducerWarps ? kThreads - kConsumerThreads : kThreads;
   // Groups of warps with at most 32 rows. Between two tiles a group waits for no other group.
   static constexpr int kGroups = kRows == 64 ? 2 : 1, kGroupRows = kRows / kGroups, kRowTiles = kGroupRows / 16;
   static constexpr int kGroupWarps = kConsumerWarps / kGroups, kGroupThreads = 32 * kGroupWarps;
@@ -23,11 +23,11 @@ struct MmaConfig {
   static constexpr int kSlices = kernels::kMlaMmaSlices, kKeyParts = kGroupWarps / kSlices;
   static constexpr int kKeyTiles = kKeys / 8 / kKeyParts;                   // tiles of eight keys in a warp
   static constexpr int kBlocks = ProblemConfig::kHeadDimQk / 16 / kSlices;  // blocks of 16 channels in a slice
-  static constexpr int kHeld = kernels::mla_mma_held_blocks(ProblemConfig::kHeadDimQk, kRows);
+  static constexpr int kQRegisterBlocks = kernels::mla_mma_q_register_blocks(ProblemConfig::kHeadDimQk, kRows);
   // blocks of a slice whose queries are in shared memory, not in registers
-  static constexpr int kShared = kBlocks - kHeld;
+  static constexpr int kQSharedBlocks = kBlocks - kQRegisterBlocks;
   using Layout = common::RowLayout<ProblemConfig::kHeadDimQk / 8>;
-  using LayoutQ = common::RowLayout<kShared == 0 ? 1 : kSlices * kShared * 2>;
+  using LayoutQ = common::RowLayout<kQSharedBlocks == 0 ? 1 : kSlices * kQSharedBlocks * 2>;
   using LayoutP = common::RowLayout<kKeys / 8>;
   static constexpr int kPackedPitch = kernels::mla_mma_packed_pitch(ProblemConfig::kProducer);
   static constexpr int kTiles = kernels::mla_mma_tiles(ProblemConfig::kProducer, kStages);
@@ -46,15 +46,15 @@ struct MmaConfig {
 };
 
 struct MmaStorage {
-  alignas(128) unsigned char q[MmaConfig::kShared == 0 ? 1 : MmaConfig::kRows]
-                              [MmaConfig::kShared == 0 ? 128 : MmaConfig::LayoutQ::kPitch];
+  alignas(128) unsigned char q[MmaConfig::kQSharedBlocks == 0 ? 1 : MmaConfig::kRows]
+                              [MmaConfig::kQSharedBlocks == 0 ? 128 : MmaConfig::LayoutQ::kPitch];
   alignas(128) unsigned char tiles[MmaConfig::kTiles][MmaConfig::kKeys][MmaConfig::Layout::kPitch];
   alignas(128) unsigned char codes[ProblemConfig::kDequant ? MmaConfig::kStages * MmaConfig::kKeys : 1]
                                   [ProblemConfig::kDequant ? MmaConfig::kPackedPitch : 16];
   // Partial sums of S: a lane's two keys of one row, or of two key tiles.
   alignas(16) float2 sums[MmaConfig::kGroups][MmaConfig::kSlices][2 * MmaConfig::kRowTiles][MmaConfig::kKeys / 8][32];
   alignas(128) unsigned char p[MmaConfig::kRows][MmaConfig::LayoutP::kPitch];
-  alignas(16) unsigned char is_there[MmaConfig::kFlags][MmaConfig::kKeys];  // whether a key has a row
+  alignas(16) unsigned char key_exists[MmaConfig::kFlags][MmaConfig::kKeys];  // whether a key has a row
   float factor[MmaConfig::kRows];                                           // the rescale factor of O
   union {
     int first_visible[MmaConfig::kRows];  // the first key that a row sees, if registers are scarce

@@ -40,8 +40,8 @@ __device__ __forceinline__ bool mma_has_nan(const unsigned (&codes)[4]) {
 // Converts half `half` of 16 codes to bf16: first times 2^120 if kUnit, then times high + low, rounded once, with an
 // error of at most 2^-17. kExact: low is 0, and high is a power of two.
 template <bool kUnit, bool kExact>
-__device__ __forceinline__ void mma_decode_8(const unsigned (&codes)[4], int half, unsigned high, unsigned low,
-                                             unsigned (&x)[4]) {
+__device__ __forceinline__ void mma_dequant_8(const unsigned (&codes)[4], int half, unsigned high, unsigned low,
+                                              unsigned (&x)[4]) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     // Moves two codes to the halves of a word, with copies of their signs above them.
@@ -63,11 +63,11 @@ __device__ __forceinline__ int mma_chunk_of(int part, int k) {
 
 // A thread's chunks in a row of 656 bytes, all of one scale group.
 template <int kParts>
-class MmaDecoder656 {
+class MmaDequant656 {
  public:
   static constexpr int kCount = 32 / kParts;  // chunks
   // from: the row's codes; to: the tile.
-  __device__ __forceinline__ MmaDecoder656(unsigned from, unsigned to, int row, int part) {
+  __device__ __forceinline__ MmaDequant656(unsigned from, unsigned to, int row, int part) {
     const int first = mma_chunk_of<kParts>(part, 0);
     from_ = from + 16 * first, to_ = to + MmaConfig::Layout::offset(row, 2 * first);
     scale_ = ptx::load_shared(from + Packed::kNope + 4 * (part / (kParts / Packed::kGroups)));
@@ -88,7 +88,7 @@ class MmaDecoder656 {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       unsigned x[4];
-      mma_decode_8<kLarge, false>(codes, half, high, by.low, x);
+      mma_dequant_8<kLarge, false>(codes, half, high, by.low, x);
       ptx::store_shared_four(to_ + 32 * mma_chunk_of<kParts>(0, k) + 16 * half, x);
     }
   }
@@ -113,10 +113,10 @@ class MmaDecoder656 {
 
 // The same for rows of 584 bytes, whose scales are powers of two.
 template <int kParts>
-__device__ __forceinline__ void mma_decode_584(unsigned from, unsigned to, int row, int part) {
+__device__ __forceinline__ void mma_dequant_584(unsigned from, unsigned to, int row, int part) {
   using Layout = MmaConfig::Layout;
   constexpr int kChunks = Packed::kNope / 16, kOfGroup = Packed::kGroup / 16;
-  constexpr int kAtATime = MmaConfig::kHasCopiers ? 2 : 1;
+  constexpr int kAtATime = MmaConfig::kHasProducerWarps ? 2 : 1;
 #pragma unroll kAtATime
   for (int k = 0; k < 32 / kParts; ++k) {
     const int c = mma_chunk_of<kParts>(part, k);
@@ -128,7 +128,7 @@ __device__ __forceinline__ void mma_decode_584(unsigned from, unsigned to, int r
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       unsigned x[4];
-      mma_decode_8<true, true>(codes, half, high, 0, x);
+      mma_dequant_8<true, true>(codes, half, high, 0, x);
       ptx::store_shared_four(to + Layout::offset(row, 2 * c + half), x);
     }
   }
@@ -149,8 +149,8 @@ __device__ __forceinline__ void mma_copy_rope(unsigned from, unsigned to, int ro
 // Dequantizes part `part` of kParts of a row of tile i, one thread for each part. from: the row's codes; to: a tile of
 // bf16. Rows of new tokens, of which there are few, are loaded here.
 template <int kParts>
-__device__ __forceinline__ void mma_decode(const WorkTileParams& p, const MmaStorage& shared, int i, unsigned from,
-                                           unsigned to, int row, int part) {
+__device__ __forceinline__ void mma_dequant(const WorkTileParams& p, const MmaStorage& shared, int i, unsigned from,
+                                            unsigned to, int row, int part) {
   using Layout = MmaConfig::Layout;
   const Tile tile = mma_tile_at(shared.work, i);
   if (!mma_is_packed(tile)) {
@@ -167,14 +167,15 @@ __device__ __forceinline__ void mma_decode(const WorkTileParams& p, const MmaSto
     return;
   }
   if constexpr (ProblemConfig::kProducer == kernels::kMlaDequant656) {
-    const MmaDecoder656<kParts> decoder(from, to, row, part);
-    if (decoder.has_large_scale()) {
-      decoder.template run<true, 1>();
+    const MmaDequant656<kParts> row_dequant(from, to, row, part);
+    if (row_dequant.has_large_scale()) {
+      row_dequant.template run<true, 1>();
     } else {
-      decoder.template run<false, MmaConfig::kHasCopiers ? 4 : 1>();  // consumer warps have few registers left
+      // Consumer warps have few registers left.
+      row_dequant.template run<false, MmaConfig::kHasProducerWarps ? 4 : 1>();
     }
   } else {
-    mma_decode_584<kParts>(from, to, row, part);
+    mma_dequant_584<kParts>(from, to, row, part);
   }
   mma_copy_rope<kParts>(from, to, row, part);
 }

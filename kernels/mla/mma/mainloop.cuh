@@ -71,20 +71,20 @@ class MmaMainloop {
     const unsigned k = (kPairs > 0 ? common::on_then_down<Layout>(keys) : keys + Layout::offset(lane_ % 8, lane_ / 8)) +
                        256 * slice(),
                    rope = k + 2 * ProblemConfig::kHeadDimV - 224 * slice();
-    const unsigned q = MmaConfig::kShared == 0
+    const unsigned q = MmaConfig::kQSharedBlocks == 0
                            ? 0
                            : common::down_then_on<typename MmaConfig::LayoutQ>(
                                  ptx::shared_address(shared_.q) + first_row() * MmaConfig::LayoutQ::kPitch) +
-                                 slice() * (32 * MmaConfig::kShared);
+                                 slice() * (32 * MmaConfig::kQSharedBlocks);
     unsigned last[4];
 #pragma unroll
     for (int b = 0; b < MmaConfig::kBlocks; ++b) {
       unsigned a[kM][4];
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        if (b >= MmaConfig::kShared) {
+        if (b >= MmaConfig::kQSharedBlocks) {
 #pragma unroll
-          for (int j = 0; j < 4; ++j) a[m][j] = q_[m][b - MmaConfig::kShared][j];
+          for (int j = 0; j < 4; ++j) a[m][j] = q_[m][b - MmaConfig::kQSharedBlocks][j];
         } else {
           using LayoutQ = MmaConfig::LayoutQ;
           ptx::load_matrix_x4(a[m], LayoutQ::chunks_on(LayoutQ::rows_down(q, 16 * m), 2 * b));
@@ -156,7 +156,7 @@ class MmaMainloop {
     float tile_max = -ptx::infinity();
     const int first = kRangeInShared ? shared_.first_visible[row()] : first_,
               behind = kRangeInShared ? shared_.end_visible[row()] : end_;
-    const unsigned flags = ptx::shared_address(shared_.is_there[i % MmaConfig::kFlags]) + lane_ % 4 * 2;
+    const unsigned flags = ptx::shared_address(shared_.key_exists[i % MmaConfig::kFlags]) + lane_ % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kKeyTiles; ++n) {
       const unsigned there = ptx::load_shared_u16(flags + 8 * n);
@@ -197,10 +197,10 @@ class MmaMainloop {
     }
   }
 
-  // between(step): other work of the warp, called in kSteps steps.
+  // overlap(step): other work of the warp, called in kSteps steps.
   static constexpr int kSteps = MmaConfig::kKeys / 16 * kChannelTiles / 2;
-  template <class Between>
-  __device__ __forceinline__ void pv_gemm(unsigned tile, Between between) {
+  template <class Overlap>
+  __device__ __forceinline__ void pv_gemm(unsigned tile, Overlap overlap) {
     using Layout = MmaConfig::Layout;
     using LayoutP = MmaConfig::LayoutP;
     const unsigned v = common::down_then_on<Layout>(tile) + 2 * first_channel(),
@@ -216,7 +216,7 @@ class MmaMainloop {
         unsigned b[4];
         ptx::load_matrix_x4_transposed(b, Layout::chunks_on(Layout::rows_down(v, 16 * keys), c));
         const unsigned b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
-        between((keys * kChannelTiles + c) / 2);
+        overlap((keys * kChannelTiles + c) / 2);
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
           common::mma<ProblemConfig::kType>(o[m][c], a[m], b0);
@@ -230,8 +230,8 @@ class MmaMainloop {
   // Loads the warp's fragments, and the group's queries that stay in shared memory.
   __device__ __forceinline__ void load_queries() {
     const WorkTile& t = shared_.work;
-    if constexpr (MmaConfig::kShared > 0) {
-      constexpr int kLanes = MmaConfig::kConsumerThreads / MmaConfig::kRows, kChunks = 2 * MmaConfig::kShared;
+    if constexpr (MmaConfig::kQSharedBlocks > 0) {
+      constexpr int kLanes = MmaConfig::kConsumerThreads / MmaConfig::kRows, kChunks = 2 * MmaConfig::kQSharedBlocks;
       constexpr int kSlices = MmaConfig::kSlices;
       const int row = static_cast<int>(threadIdx.x) / kLanes, lane = static_cast<int>(threadIdx.x) % kLanes;
       const MmaRow r(p_, shared_, row);
@@ -252,17 +252,17 @@ class MmaMainloop {
         const MmaRow r(p_, shared_, row_of_out(m, h));
         const char* const from = (r.exists ? r.query(p_, t) : p_.q) + lane_ % 4 * 4;
 #pragma unroll
-        for (int b = 0; b < MmaConfig::kHeld; ++b) {
+        for (int b = 0; b < MmaConfig::kQRegisterBlocks; ++b) {
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
-            const int channel = mma_channel_of(slice(), MmaConfig::kShared + b) + 8 * j;
+            const int channel = mma_channel_of(slice(), MmaConfig::kQSharedBlocks + b) + 8 * j;
             q_[m][b][h + 2 * j] = r.exists ? *reinterpret_cast<const unsigned*>(from + 2 * channel) : 0;
           }
         }
       }
     }
-    if constexpr (MmaConfig::kShared > 0) ptx::wait_copies<0>();
-    if constexpr (MmaConfig::kShared > 0 && MmaConfig::kHasCopiers) MmaBarriers::sync_consumers();
+    if constexpr (MmaConfig::kQSharedBlocks > 0) ptx::wait_copies<0>();
+    if constexpr (MmaConfig::kQSharedBlocks > 0 && MmaConfig::kHasProducerWarps) MmaBarriers::sync_consumers();
   }
 
   __device__ __forceinline__ int warp_of_group() const { return warp_ % MmaConfig::kGroupWarps; }
@@ -277,7 +277,7 @@ class MmaMainloop {
   const int warp_;
   int lane_;
   int first_, end_;  // the keys that the row sees; unused with lists
-  unsigned q_[kM][MmaConfig::kHeld][4];
+  unsigned q_[kM][MmaConfig::kQRegisterBlocks][4];
 };
 
 }  // namespace attune::mla

@@ -4,7 +4,7 @@
 // the next. Missing rows become zeros. Packed rows are copied as codes and dequantized later.
 #pragma once
 
-#include "mla/mma/decode.cuh"
+#include "mla/mma/dequant.cuh"
 #include "ptx/async_copy.cuh"
 
 namespace attune::mla {
@@ -17,42 +17,42 @@ class MmaProducer {
   __device__ __forceinline__ int begin() const { return begin_; }
   __device__ __forceinline__ int end() const { return end_; }
 
-  // For consumer warps without producer warps: start() copies the first tiles of a work tile; go_on(i), called beside
+  // For consumer warps without producer warps: start() copies the first tiles of a work tile; advance(i), called beside
   // the GEMMs of tile i, prepares the next tile or a later one.
   __device__ __forceinline__ void start() {
     find(begin_);
 #pragma unroll 1
     for (int i = 0; i < kAhead; ++i) issue(begin_ + i);
-    if constexpr (ProblemConfig::kDequant) decode(begin_);
+    if constexpr (ProblemConfig::kDequant) dequant(begin_);
   }
-  __device__ __forceinline__ void go_on(int i) {
+  __device__ __forceinline__ void advance(int i) {
     if constexpr (ProblemConfig::kDequant) {
-      if (i + 1 < end_) decode(i + 1);
+      if (i + 1 < end_) dequant(i + 1);
     } else {
       issue(i + kAhead);
     }
   }
-  // Runs go_on(i) inside multiply(between), which calls between(step) in kSteps steps: a chunk of codes is loaded in
+  // Runs advance(i) inside multiply(overlap), which calls overlap(step) in kSteps steps: a chunk of codes is loaded in
   // one step and converted in a later one.
   template <int kSteps, class Multiply>
-  __device__ __forceinline__ void go_on_beside(int i, Multiply multiply) {
+  __device__ __forceinline__ void advance_overlapped(int i, Multiply multiply) {
     if (i + 1 >= end_) return multiply([](int) {});
     ptx::wait_copies<kAhead - 1>();
     __syncwarp();
     const unsigned thread = mma_thread();
-    using Decoder = MmaDecoder656<kParts>;
-    const Decoder decoder(codes_of(thread), tile_at(i + 1), row_of(thread), part_of(thread));
-    if (!mma_is_packed(mma_tile_at(shared_.work, i + 1)) || decoder.has_large_scale()) {
-      mma_decode<kParts>(p_, shared_, i + 1, codes_of(thread), tile_at(i + 1), row_of(thread), part_of(thread));
+    using Dequant = MmaDequant656<kParts>;
+    const Dequant row_dequant(codes_of(thread), tile_at(i + 1), row_of(thread), part_of(thread));
+    if (!mma_is_packed(mma_tile_at(shared_.work, i + 1)) || row_dequant.has_large_scale()) {
+      mma_dequant<kParts>(p_, shared_, i + 1, codes_of(thread), tile_at(i + 1), row_of(thread), part_of(thread));
       multiply([](int) {});
     } else {
-      constexpr int kOfChunk = kSteps / Decoder::kCount;
-      static_assert(kOfChunk >= 2 && kSteps % Decoder::kCount == 0, "all chunks have as many steps");
-      const MmaFactor by = decoder.factor(false);
+      constexpr int kOfChunk = kSteps / Dequant::kCount;
+      static_assert(kOfChunk >= 2 && kSteps % Dequant::kCount == 0, "all chunks have as many steps");
+      const MmaFactor by = row_dequant.factor(false);
       unsigned codes[4];
       multiply([&](int step) {
-        if (step % kOfChunk == 0) decoder.load(step / kOfChunk, codes);
-        if (step % kOfChunk == kOfChunk - 1) decoder.template store<false>(step / kOfChunk, codes, by);
+        if (step % kOfChunk == 0) row_dequant.load(step / kOfChunk, codes);
+        if (step % kOfChunk == kOfChunk - 1) row_dequant.template store<false>(step / kOfChunk, codes, by);
       });
       const unsigned again = mma_thread();
       mma_copy_rope<kParts>(codes_of(again), tile_at(i + 1), row_of(again), part_of(again));
@@ -73,7 +73,7 @@ class MmaProducer {
     for (int i = begin_; i < end_; ++i) {
       if constexpr (ProblemConfig::kDequant) {
         if (i >= begin_ + MmaConfig::kTiles) MmaBarriers::wait_empty(tile);
-        decode(i);
+        dequant(i);
         MmaBarriers::set_full(tile);
       } else {
         wait();
@@ -88,16 +88,16 @@ class MmaProducer {
 
  private:
   static constexpr int kAhead = ProblemConfig::kDequant ? MmaConfig::kStages : MmaConfig::kStages - 1;
-  static constexpr int kRowsOfWarp = 32 * MmaConfig::kKeys / MmaConfig::kCopyThreads;
+  static constexpr int kRowsOfWarp = 32 * MmaConfig::kKeys / MmaConfig::kProducerThreads;
   static_assert(kRowsOfWarp % 4 == 0 && kRowsOfWarp <= 32, "a copy is of four rows");
   static constexpr int kParts = 32 / kRowsOfWarp;  // parts of a row; one lane for each
   // The number of tiles whose rows a warp looks up at a time; whether lanes keep addresses, or the entries of the
   // table.
   static constexpr int kLookUp = 32 / kRowsOfWarp;
-  static constexpr bool kKeepsAddresses = MmaConfig::kHasCopiers;
+  static constexpr bool kKeepsAddresses = MmaConfig::kHasProducerWarps;
   // The first of a warp's rows.
   __device__ __forceinline__ static int first_row(unsigned thread) {
-    return static_cast<int>((thread - (MmaConfig::kThreads - MmaConfig::kCopyThreads)) / 32 * kRowsOfWarp);
+    return static_cast<int>((thread - (MmaConfig::kThreads - MmaConfig::kProducerThreads)) / 32 * kRowsOfWarp);
   }
 
   // The row that a lane looks up and of which it dequantizes a part.
@@ -148,7 +148,7 @@ class MmaProducer {
       const unsigned thread = mma_thread();
       const bool has_row = static_cast<int>(thread % 32 / kRowsOfWarp) == (kKeepsAddresses ? slot : 0);
       const int row = row_of(thread);
-      if (has_row) shared_.is_there[i % MmaConfig::kFlags][row] = from_ != nullptr ? 1 : 0;
+      if (has_row) shared_.key_exists[i % MmaConfig::kFlags][row] = from_ != nullptr ? 1 : 0;
       if constexpr (!ProblemConfig::kDequant) {
         copy_rows<ProblemConfig::kHeadDimQk / 8, MmaConfig::Layout>(ptx::shared_address(shared_.tiles[stage_]), slot,
                                                                     thread);
@@ -164,11 +164,11 @@ class MmaProducer {
     stage_ = mma_next(stage_, MmaConfig::kStages);
   }
   // Dequantizes the warp's codes of a tile; then issues the copies of the tile that overwrites them.
-  __device__ __forceinline__ void decode(int i) {
+  __device__ __forceinline__ void dequant(int i) {
     ptx::wait_copies<kAhead - 1>();
     __syncwarp();
     const unsigned thread = mma_thread();
-    mma_decode<kParts>(p_, shared_, i, codes_of(thread), tile_at(i), row_of(thread), part_of(thread));
+    mma_dequant<kParts>(p_, shared_, i, codes_of(thread), tile_at(i), row_of(thread), part_of(thread));
     finish(i);
   }
   __device__ __forceinline__ void finish(int i) {

@@ -25,12 +25,12 @@ class BulkCopyProducer {
       : p_(p), smem_(smem), scheduler_(p, smem) {}
 
   // Waits for the previous kernels first.
-  __device__ __forceinline__ void run(const typename Scheduler::First& first_work) {
+  __device__ __forceinline__ void run(const typename Scheduler::Prefetched& first_work) {
     if (warp() >= Sizes::kProducerWarps) return;
     if (warp() == 0) scheduler_.first(first_work);
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
-    if (warp() == 0) scheduler_.look_ahead();
+    if (warp() == 0) scheduler_.prefetch_next_tile_idx();
     for (unsigned count = 0;; ++count) {
       const int slot = slot_of_work(count);
       ptx::wait_phase(smem_.work_full(slot), count / kernels::kWorkSlots % 2);
@@ -38,7 +38,7 @@ class BulkCopyProducer {
       if (head_tile == scheduler::kNoMoreWork) return;
       load(smem_.work(slot), head_tile);
       __syncwarp();
-      count = ptx::kept(count);  // recomputes the slot, rather than keep it in a register
+      count = ptx::opaque(count);  // recomputes the slot, rather than keep it in a register
       if (warp() != 0 && lane() == 0) ptx::arrive(smem_.work_empty(slot_of_work(count)));
     }
   }

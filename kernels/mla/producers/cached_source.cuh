@@ -35,7 +35,7 @@ class CachedSource {
       if (is_extra(i)) return of_slot(p_.pools[1], index);
       return of_slot(p_.pools[0], index);
     }
-    if (!common::is_there(p_, index)) return {nullptr, 0};
+    if (!common::page_exists(p_, index)) return {nullptr, 0};
     const int key = key_of(i, row);
     return at(p_.pools[0], index, key - page_of(p_.pools[0], key) * p_.pools[0].page_size);
   }

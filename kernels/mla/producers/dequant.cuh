@@ -32,7 +32,7 @@ class DequantProducer {
   __device__ __forceinline__ static constexpr unsigned chunks_of(int slice) { return slice < 4 || k656 ? 2 : 1; }
 
   __device__ __forceinline__ DequantProducer(const WorkTileParams& p, const Smem& smem)
-      : p_(p), smem_(smem), thread_(Config::kRegisterStaged ? shuffled_thread() : ptx::kept(threadIdx.x)) {}
+      : p_(p), smem_(smem), thread_(Config::kRegisterStaged ? shuffled_thread() : ptx::opaque(threadIdx.x)) {}
 
   // By a shuffle, because otherwise ptxas reads threadIdx at each use, 100 clocks each.
   __device__ __forceinline__ static unsigned shuffled_thread() {
@@ -40,9 +40,9 @@ class DequantProducer {
   }
 
   // Recomputed at each use: registers are scarce.
-  __device__ __forceinline__ unsigned lane() const { return ptx::kept(thread_) % 32; }
+  __device__ __forceinline__ unsigned lane() const { return ptx::opaque(thread_) % 32; }
   __device__ __forceinline__ unsigned first_row() const {
-    return (Config::kCluster > 1 ? ptx::cluster_rank() * kRowsOfBlock : 0) + ptx::kept(thread_) / 32 * kRowsOfWarp;
+    return (Config::kCluster > 1 ? ptx::cluster_rank() * kRowsOfBlock : 0) + ptx::opaque(thread_) / 32 * kRowsOfWarp;
   }
   // The row that the lane dequantizes with its three neighbours. The lane locates that row in one of four tiles.
   __device__ __forceinline__ unsigned dequant_row() const { return first_row() + lane() / kLanes; }

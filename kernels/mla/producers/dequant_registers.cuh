@@ -16,7 +16,7 @@ class RegisterDequantProducer : DequantProducer {
   __device__ __forceinline__ RegisterDequantProducer(const WorkTileParams& p, const ptx::TensorMap& q, const Smem& smem)
       : DequantProducer(p, smem), q_(q), to_other_(smem.to_other()) {}
 
-  __device__ __forceinline__ void run(const WorkTileReader::Scheduler::First& first_work) {
+  __device__ __forceinline__ void run(const WorkTileReader::Scheduler::Prefetched& first_work) {
     WorkTileReader reader(p_, smem_, q_);
     for (reader.fetch_first(first_work); reader.has_work(); reader.advance()) {
       load(reader);

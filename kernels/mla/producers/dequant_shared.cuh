@@ -25,10 +25,10 @@ class SharedDequantProducer : DequantProducer {
   __device__ __forceinline__ SharedDequantProducer(const WorkTileParams& p, const ptx::TensorMap& q, const Smem& smem)
       : DequantProducer(p, smem),
         q_(q),
-        fp8_(ptx::kept(dequant_row() * 128 + ((lane() % kLanes) ^ raw_swizzle(dequant_row())) * 16)),
-        units_(ptx::kept(units())) {}
+        fp8_(ptx::opaque(dequant_row() * 128 + ((lane() % kLanes) ^ raw_swizzle(dequant_row())) * 16)),
+        units_(ptx::opaque(units())) {}
 
-  __device__ __forceinline__ void run(const WorkTileReader::Scheduler::First& first_work) {
+  __device__ __forceinline__ void run(const WorkTileReader::Scheduler::Prefetched& first_work) {
     WorkTileReader reader(p_, smem_, q_);
     for (reader.fetch_first(first_work); reader.has_work(); reader.advance()) {
       load(reader);

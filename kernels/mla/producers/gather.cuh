@@ -137,7 +137,7 @@ class GatherProducer {
   __device__ __forceinline__ GatherProducer(const WorkTileParams& p, const ptx::TensorMap& q, const Smem& smem)
       : p_(p), q_(q), smem_(smem), copies_(p, smem) {}
 
-  __device__ __forceinline__ void run(const WorkTileReader::Scheduler::First& first_work) {
+  __device__ __forceinline__ void run(const WorkTileReader::Scheduler::Prefetched& first_work) {
     WorkTileReader reader(p_, smem_, q_);
     for (reader.fetch_first(first_work); reader.has_work(); reader.advance()) {
       load(reader);

@@ -49,7 +49,7 @@ class KvSource {
       const int page = page_of(pool_, index);
       return data_ + page * pool_.page_stride + (index - page * pool_.page_size) * pool_.slot_stride;
     }
-    if (!common::is_there(p_, index)) return nullptr;
+    if (!common::page_exists(p_, index)) return nullptr;
     return data_ + index * pool_.page_stride + slot_of(key) * pool_.slot_stride;
   }
 

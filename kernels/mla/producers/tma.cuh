@@ -30,7 +30,7 @@ class TmaProducer {
                                          const ptx::TensorMap& dense_k, const Smem& smem)
       : p_(p), q_(q), k_(k), dense_k_(dense_k), smem_(smem), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
 
-  __device__ __forceinline__ void run(const WorkTileReader::Scheduler::First& first_work) {
+  __device__ __forceinline__ void run(const WorkTileReader::Scheduler::Prefetched& first_work) {
     WorkTileReader reader(p_, smem_, q_);
     for (reader.fetch_first(first_work); reader.has_work(); reader.advance()) {
       load_all(reader.work(), reader.head_tile() * p_.heads_of_tile / p_.group, [&] {
@@ -90,7 +90,7 @@ class TmaProducer {
     if (first_unmasked) next_page_ = page_of_box(batch, start);
     const int page = next_page_;
     if (more) next_page_ = page_of_box(batch, start - 2 * Config::kBlockN);
-    const bool invalid = !common::is_there(p_, page);
+    const bool invalid = !common::page_exists(p_, page);
     // Page num_pages is out of bounds, so the TMA fills with zeros.
     const int outer = invalid ? static_cast<int>(p_.num_pages) : page,
               row = common::slot_in_page(p_, start + box_of_lane());
@@ -150,7 +150,7 @@ class TmaProducer {
   }
   __device__ __forceinline__ int page_of_box(int batch, int start) const {
     // Recomputes where the row of the page table begins, rather than keep it in registers.
-    return common::find_slot(p_, ptx::kept(batch), start + box_of_lane(), false).page;
+    return common::find_slot(p_, ptx::opaque(batch), start + box_of_lane(), false).page;
   }
   __device__ __forceinline__ void store_unmasked_tile_mask(bool invalid) {
     const unsigned boxes = __ballot_sync(0xffffffffu, invalid && lane_ < Config::kBlockN >> p_.box_shift);
@@ -229,12 +229,12 @@ class TmaProducer {
       return {static_cast<int>(work.kv_row) + tile.start - work.num_cached, p_.kv_flat ? 0 : work.batch};
     // Page num_pages is out of bounds, so the TMA fills with zeros.
     return {common::slot_in_page(p_, tile.start + (box() << p_.box_shift)),
-            common::is_there(p_, page) ? page : static_cast<int>(p_.num_pages)};
+            common::page_exists(p_, page) ? page : static_cast<int>(p_.num_pages)};
   }
 
   // Masks keys that no row sees, or whose page is invalid.
   __device__ __forceinline__ void store_tile_mask(const WorkTile& work, const Tile& tile, int page) {
-    const bool invalid = tile.cached && has_box(tile) && !common::is_there(p_, page);
+    const bool invalid = tile.cached && has_box(tile) && !common::page_exists(p_, page);
     unsigned long long masked = ~keys_between(tile.low - tile.start, tile.high - tile.start);
     if (__any_sync(0xffffffffu, invalid)) {
 #pragma unroll 1

@@ -34,7 +34,7 @@ class WorkTileReader {
   using Scheduler = scheduler::TileScheduler<Smem, Config::kCluster, false, true>;
 
   // Waits for the previous kernels first.
-  __device__ __forceinline__ void fetch_first(const Scheduler::First& first) {
+  __device__ __forceinline__ void fetch_first(const Scheduler::Prefetched& first) {
     if (is_scheduler_warp()) {
       scheduler_.first(first);
     } else if (!kOwnCount) {
@@ -42,7 +42,7 @@ class WorkTileReader {
     }
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
-    if (is_scheduler_warp()) scheduler_.look_ahead();
+    if (is_scheduler_warp()) scheduler_.prefetch_next_tile_idx();
   }
   __device__ __forceinline__ void fetch_next() {
     if (is_scheduler_warp()) {
@@ -69,8 +69,8 @@ class WorkTileReader {
   // Ends the current work tile, after the next one has been fetched.
   __device__ __forceinline__ void advance() {
     __syncwarp();
-    if constexpr (kOwnCount) count_ = ptx::kept(count_);  // recomputes the slot, rather than keep it in a register
-    const unsigned present = kOwnCount ? count_ : ptx::kept(scheduler_.count()) - 2;
+    if constexpr (kOwnCount) count_ = ptx::opaque(count_);  // recomputes the slot, rather than keep it in a register
+    const unsigned present = kOwnCount ? count_ : ptx::opaque(scheduler_.count()) - 2;
     if (!is_scheduler_warp() && threadIdx.x % 32 == 0) ptx::arrive(smem_.work_empty(slot_of_work(present)));
     if constexpr (kOwnCount) ++count_;
   }

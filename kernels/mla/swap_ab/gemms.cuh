@@ -102,7 +102,7 @@ class SwapAbQkGemm {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kRopeBlocks; ++i)
-      ptx::WgmmaAlongK<SwapAbConfig::kBlockM, ptx::Type::kBf16>::registers(
+      ptx::WgmmaBKMajor<SwapAbConfig::kBlockM, ptx::Type::kBf16>::rs(
           s, rope[i], q_ + (2 * kGroups * (SwapAbConfig::kChunkBytes >> 4) + i * ptx::kStepK), i);
     ptx::wgmma_commit();
     SwapAbAccum accum[2];
@@ -118,7 +118,7 @@ class SwapAbQkGemm {
         ptx::wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; ++k)
-          ptx::WgmmaAlongK<SwapAbConfig::kBlockM, ptx::Type::kF16>::registers(
+          ptx::WgmmaBKMajor<SwapAbConfig::kBlockM, ptx::Type::kF16>::rs(
               accum[group % 2], a[k], q_ + (slice * (SwapAbConfig::kChunkBytes >> 4) + k * ptx::kStepK), i + k);
         ptx::wgmma_commit();
         if (i == 0 && group > 0) scale_and_add<1>(stage, group - 1, accum[(group - 1) % 2], s);
@@ -192,8 +192,8 @@ class SwapAbQkGemm {
 #pragma unroll
     for (int h = 0; h < 2; ++h) scales[h] = ptx::load_shared(from + h * (8 * SwapAbConfig::kPitch));
     ptx::wgmma_wait<kPending>();
-    ptx::pin(accum);
-    if (group == 0) ptx::pin(s);
+    ptx::fence_operand(accum);
+    if (group == 0) ptx::fence_operand(s);
 #pragma unroll
     for (int j = 0; j < SwapAbConfig::kBlockM / 8; ++j) {
       const float2 factor = ptx::load_shared_pair(factors + 8 * 4 * j);
@@ -219,7 +219,7 @@ class SwapAbQkGemm {
   const SwapAbSmem& smem_;
   ptx::Descriptor q_{};
   // The offset that the lane gives to ldmatrix, from a tile's first row.
-  const unsigned k_offset_ = ptx::kept((swap_ab_warp() * 16 + lane() % 16) * SwapAbConfig::kPitch + lane() / 16 * 16);
+  const unsigned k_offset_ = ptx::opaque((swap_ab_warp() * 16 + lane() % 16) * SwapAbConfig::kPitch + lane() / 16 * 16);
 };
 
 // O^T, in blocks of 64 channels. Block 2 i + b has channels 16 b .. 16 b + 15 of the warp's channels in scale group i.
@@ -268,14 +268,14 @@ class SwapAbPvGemm {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      ptx::WgmmaAlongK<SwapAbConfig::kBlockM, kType>::registers(
+      ptx::WgmmaBKMajor<SwapAbConfig::kBlockM, kType>::rs(
           o.blocks[kStep % 2 * 4 + i], a[i],
           p_ + ((kStep % 2 * 2 + i / 2) * (SwapAbConfig::kPBytes >> 4) + kStep / 2 * ptx::kStepK), 1);
     ptx::wgmma_commit();
   }
   __device__ __forceinline__ static void pin(SwapAbOut& o) {
 #pragma unroll
-    for (int i = 0; i < SwapAbOut::kBlocks; ++i) ptx::pin(o.blocks[i]);
+    for (int i = 0; i < SwapAbOut::kBlocks; ++i) ptx::fence_operand(o.blocks[i]);
   }
 
  private:
@@ -296,7 +296,7 @@ class SwapAbPvGemm {
   const SwapAbSmem& smem_;
   ptx::Descriptor p_{};
   // The offset that the lane gives to ldmatrix, from a tile's first row.
-  const unsigned v_offset_ = ptx::kept(lane() % 16 * SwapAbConfig::kPitch + swap_ab_warp() * 32 + lane() / 16 * 16);
+  const unsigned v_offset_ = ptx::opaque(lane() % 16 * SwapAbConfig::kPitch + swap_ab_warp() * 32 + lane() / 16 * 16);
 };
 
 }  // namespace attune::mla

@@ -194,7 +194,7 @@ class SwapAbSoftmax {
   }
   // P times the scales, if the units have flags.
   __device__ __forceinline__ void scale_p_to_units(int stage, ScaleUnits units, SwapAbQkGemm::PRegs& p_regs) {
-    ptx::pin(s_);  // recomputes products, rather than keep them in registers
+    ptx::fence_operand(s_);  // recomputes products, rather than keep them in registers
     const bool in_range = (units.flags() & ScaleUnits::kRange) == 0;
     units.drop_flags();
     if (in_range) {

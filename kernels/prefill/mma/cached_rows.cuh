@@ -18,15 +18,15 @@ using scheduler::Tile;
 
 constexpr int kWarpRows = Config::kKeys / Config::kWarps;  // rows of a tile that a warp copies; they are adjacent
 
-struct Place {
+struct WarpRows {
   int first_row, lane;  // the first of the warp's rows; the lane
 };
-__device__ __forceinline__ Place place_of(unsigned thread) {
+__device__ __forceinline__ WarpRows warp_rows_of(unsigned thread) {
   return {static_cast<int>(thread / 32 * kWarpRows), static_cast<int>(thread % 32)};
 }
 // Recomputed at each use, because copies are addressed only twice a tile: otherwise all addresses would stay in
 // registers.
-__device__ __forceinline__ Place place_again() { return place_of(ptx::kept(threadIdx.x)); }
+__device__ __forceinline__ WarpRows warp_rows() { return warp_rows_of(ptx::opaque(threadIdx.x)); }
 
 // Whether a warp's rows lie in one page.
 __device__ __forceinline__ bool one_page_a_warp(const WorkTileParams& p) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ const int* page_id_at(const WorkTileParams& p, int ba
 __device__ __forceinline__ void fetch_pages(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
                                             SharedStorage& shared) {
   __syncwarp();  // all lanes have read the previous ids
-  const Place here = place_again();
+  const WarpRows here = warp_rows();
   if (!tile.cached || !has_page_ids(p) || !fetches_pages(p, false)) return;
   if (here.lane >= kWarpRows / Config::kRowsOfId) return;
   const int row = here.first_row + here.lane * Config::kRowsOfId, key = tile.start + row;
@@ -75,32 +75,32 @@ __device__ __forceinline__ common::Slot find_row(const WorkTileParams& p, const 
   const int key = tile.start + row;
   if (key < tile.low || key >= tile.high) return {-1, 0};
   const int page = page_of_row(p, t, tile, shared, row, values);
-  return {common::is_there(p, page) ? page : -1, common::slot_in_page(p, key)};
+  return {common::page_exists(p, page) ? page : -1, common::slot_in_page(p, key)};
 }
 
 // A chunk of 16 bytes that a lane copies.
-struct Piece {
+struct Chunk {
   int row, number;  // the row within the warp's rows; the chunk within the row
 };
-// piece(lane, step) is the chunk that a lane copies in a step, by copy(here, step, from, there). kRowsOn: from step to
-// step a lane goes down by this many rows; 0: its chunks have no such pattern.
-template <bool kValues, int kSteps, int kRowsOn, class PieceOf, class Copy>
-__device__ __forceinline__ void copy_pieces(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
-                                            const SharedStorage& shared, const PieceOf& piece, const Copy& copy) {
+// chunk_of(lane, step) is the chunk that a lane copies in a step, by copy(here, step, from, there). kRowsOn: from step
+// to step a lane goes down by this many rows; 0: its chunks have no such pattern.
+template <bool kValues, int kSteps, int kRowsOn, class ChunkOf, class Copy>
+__device__ __forceinline__ void copy_chunks(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
+                                            const SharedStorage& shared, const ChunkOf& chunk_of, const Copy& copy) {
   const kernels::KvPlane& plane = kValues ? p.v : p.k;
   const char* const head = plane.data + kv_head * plane.head_stride;
-  const Place here = place_again();
+  const WarpRows here = warp_rows();
   const int first = here.first_row;
   if (one_page_a_warp(p)) {
     const int low = tile.low - tile.start - first, high = tile.high - tile.start - first;  // rows that are read
     int page = -1;
     if (low < kWarpRows && high > 0) page = page_of_row(p, t, tile, shared, first, kValues);
-    const bool exists = common::is_there(p, page);
+    const bool exists = common::page_exists(p, page);
     const unsigned count = exists ? high - low : 0;
     const char* const rows = head + (exists ? page : 0) * plane.page_stride +
                              common::slot_in_page(p, tile.start + first) * plane.slot_stride;
     if constexpr (kRowsOn > 0) {
-      const Piece mine = piece(here.lane, 0);
+      const Chunk mine = chunk_of(here.lane, 0);
       const char* from = rows + mine.row * plane.slot_stride + mine.number * 16;
       const unsigned row = mine.row - low;
 #pragma unroll
@@ -109,7 +109,7 @@ __device__ __forceinline__ void copy_pieces(const WorkTileParams& p, const WorkT
     } else {
 #pragma unroll 2
       for (int step = 0; step < kSteps; ++step) {
-        const Piece mine = piece(here.lane, step);
+        const Chunk mine = chunk_of(here.lane, step);
         copy(here, step, rows + mine.row * plane.slot_stride + mine.number * 16,
              static_cast<unsigned>(mine.row - low) < count);
       }
@@ -119,13 +119,13 @@ __device__ __forceinline__ void copy_pieces(const WorkTileParams& p, const WorkT
   // Each lane finds one row and shares it by shuffles.
   const common::Slot slot = find_row(p, t, tile, shared, first + here.lane % kWarpRows, kValues);
   const bool exists = slot.page >= 0;
-  const unsigned found = __ballot_sync(0xffffffffu, exists);
+  const unsigned valid_keys = __ballot_sync(0xffffffffu, exists);
   const long long at = (exists ? slot.page : 0) * plane.page_stride + slot.slot * plane.slot_stride;
 #pragma unroll kRowsOn > 0 ? kSteps : 2
   for (int step = 0; step < kSteps; ++step) {
-    const Piece mine = piece(here.lane, step);
+    const Chunk mine = chunk_of(here.lane, step);
     const char* const row = head + __shfl_sync(0xffffffffu, at, mine.row);
-    copy(here, step, row + mine.number * 16, (found >> mine.row & 1) != 0);
+    copy(here, step, row + mine.number * 16, (valid_keys >> mine.row & 1) != 0);
   }
 }
 
@@ -136,23 +136,23 @@ __device__ __forceinline__ void copy_cached_tile(const WorkTileParams& p, const 
   constexpr int kChunks = kernels::mma_chunks(kHeadDim), kSteps = kWarpRows * kChunks / 32,
                 kRowsOn = Layout::kSwizzled ? 32 / kChunks : 0;
   static_assert(kWarpRows * kChunks % 32 == 0, "each lane copies as many pieces");
-  const auto piece = [](int lane, int step) {
+  const auto chunk_of = [](int lane, int step) {
     const int i = lane + step * 32;
-    return Piece{i / kChunks, i % kChunks};
+    return Chunk{i / kChunks, i % kChunks};
   };
-  const auto copy = [&](const Place& here, int step, const char* from, bool there) {
-    const Piece mine = piece(here.lane, kRowsOn > 0 ? 0 : step);
+  const auto copy = [&](const WarpRows& here, int step, const char* from, bool there) {
+    const Chunk mine = chunk_of(here.lane, kRowsOn > 0 ? 0 : step);
     unsigned at = to + Layout::offset(here.first_row + mine.row, mine.number);
     if constexpr (kRowsOn > 0) at = Layout::rows_down(at, step * kRowsOn);
     ptx::copy_async<16>(at, from, there && mine.number < kHeadDim / 8 ? 16 : 0);
   };
-  copy_pieces<kValues, kSteps, kRowsOn>(p, t, tile, kv_head, shared, piece, copy);
+  copy_chunks<kValues, kSteps, kRowsOn>(p, t, tile, kv_head, shared, chunk_of, copy);
 }
 
 // Sets a bit for each key of a tile: whether it is valid and has pages for K and V.
-__device__ __forceinline__ void find_keys(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
-                                          SharedStorage& shared) {
-  const Place here = place_again();
+__device__ __forceinline__ void find_valid_keys(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
+                                                SharedStorage& shared) {
+  const WarpRows here = warp_rows();
   const int row = here.first_row + here.lane, key = tile.start + row;
   bool there = false;
   if (here.lane < kWarpRows) {
@@ -161,7 +161,7 @@ __device__ __forceinline__ void find_keys(const WorkTileParams& p, const WorkTil
       there = there && find_row(p, t, tile, shared, row, false).page >= 0 && common::has_value(p, t.batch, key);
   }
   const unsigned bits = __ballot_sync(0xffffffffu, there);
-  const unsigned to = ptx::shared_address(shared.found) + here.first_row / 8;
+  const unsigned to = ptx::shared_address(shared.valid_keys) + here.first_row / 8;
   if (here.lane != 0) return;
   if constexpr (kWarpRows == 16) {
     ptx::store_shared_u16(to, static_cast<unsigned short>(bits));

@@ -30,7 +30,7 @@ struct Config {
   static constexpr unsigned kScore = ATTUNE_SCORE, kMask = ATTUNE_MASK;
   static constexpr bool kCached = ATTUNE_CACHED != 0, kDense = ATTUNE_DENSE != 0;
   // The cache has 8 bits. Its codes become 16-bit numbers, exactly, and the scales are applied to scores, P and O
-  // (codes.cuh): a scale of all keys multiplies products and O, token scales multiply the columns of S and P.
+  // (dequant.cuh): a scale of all keys multiplies products and O, token scales multiply the columns of S and P.
   static constexpr bool kQuantized = kCached && kCacheType != kType && kType != common::kFloat32,
                         kTokenScales = kQuantized && ATTUNE_TOKEN_SCALES != 0;
   // fp16 lacks the range of P times a scale, so such a P is the sum of two bf16 numbers, and V is bf16.
@@ -39,7 +39,7 @@ struct Config {
   static constexpr int kRowTiles = ATTUNE_ROW_TILES;  // tiles of 16 rows in a warp
   static constexpr int kWarps = ATTUNE_WARPS, kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kRowTiles * kWarps, kKeys = ATTUNE_KEYS;
-  static constexpr int kHalves = (kKeys + 31) / 32;  // words of 32 key bits in a tile
+  static constexpr int kKeyWords = (kKeys + 31) / 32;  // words of 32 key bits in a tile
   // One page id of a tile serves this many rows.
   static constexpr int kRowsOfId =
       kKeys / kernels::mma_page_ids(kKeys, kHeadDimQk, kHeadDimV, kQuantized, kTokenScales);
@@ -47,10 +47,10 @@ struct Config {
   using LayoutK = common::RowLayout<kernels::mma_chunks(kHeadDimQk)>;                         // for Q too
   using LayoutV = common::RowLayout<kernels::mma_chunks(kHeadDimV)>;
   // Q stays in registers if its shared memory is needed for codes.
-  static constexpr bool kHoldsQ = kQuantized && kernels::mma_holds_queries(kRowTiles, kHeadDimQk, kHeadDimV);
+  static constexpr bool kQInRegisters = kQuantized && kernels::mma_q_in_registers(kRowTiles, kHeadDimQk, kHeadDimV);
   // fp32 numbers are three bf16 numbers; two of Q's stay in registers if there are enough (prefill_fp32_mma.cu).
   static constexpr bool kFp32 = kType == common::kFloat32,
-                        kHoldsParts = kFp32 && kernels::mma_fp32_holds_queries(kHeadDimQk, kHeadDimV);
+                        kQPartsInRegisters = kFp32 && kernels::mma_fp32_q_in_registers(kHeadDimQk, kHeadDimV);
   // P may exceed 1 by this power of two before O is rescaled.
   static constexpr float kRescaleThreshold = 8;
   // P carries a factor of 2^kMaxOffset until the epilogue: fp16 drops numbers below 2^-25, so P starts as high as its

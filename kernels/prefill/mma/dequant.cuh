@@ -11,35 +11,35 @@ namespace attune::prefill_mma {
 
 // A tile of K, or of V.
 template <bool kValues>
-struct CodeTile {
+struct DequantTile {
   static constexpr int kHeadDim = kValues ? Config::kHeadDimV : Config::kHeadDimQk;
-  static constexpr int kPiecesOfRow = kHeadDim / 16, kPieces = kWarpRows * kPiecesOfRow;  // chunks of a row; of a warp
-  static constexpr int kSteps = (kPieces + 31) / 32;                                      // chunks of a thread
+  static constexpr int kChunksOfRow = kHeadDim / 16, kWarpChunks = kWarpRows * kChunksOfRow;  // of a row; of a warp
+  static constexpr int kSteps = (kWarpChunks + 31) / 32;                                      // chunks of a thread
   static constexpr int kTo = kValues ? Config::kCodeTypeV : Config::kType;
   using Layout = common::RowLayout<kernels::mma_chunks(kHeadDim)>;
   // Eight lanes that store 16 bytes each take four chunks of each of two rows, which lie in different banks.
-  static constexpr bool kPairsRows = kPiecesOfRow % 4 == 0;
+  static constexpr bool kPairsRows = kChunksOfRow % 4 == 0;
   // From step to step a thread goes down by kRowsOn rows; 0: no such pattern.
   static constexpr int kRowsOn =
-      kPairsRows && 32 % (2 * kPiecesOfRow) == 0 && Layout::kSwizzled ? 32 / kPiecesOfRow : 0;
+      kPairsRows && 32 % (2 * kChunksOfRow) == 0 && Layout::kSwizzled ? 32 / kChunksOfRow : 0;
 
-  __device__ __forceinline__ static Piece piece(int lane, int step) {
+  __device__ __forceinline__ static Chunk chunk_of(int lane, int step) {
     const int i = lane + step * 32;
-    if constexpr (!kPairsRows) return {i / kPiecesOfRow, i % kPiecesOfRow};
-    return {i / (2 * kPiecesOfRow) * 2 + i / 4 % 2, i % 4 + 4 * (i / 8 % (kPiecesOfRow / 4))};
+    if constexpr (!kPairsRows) return {i / kChunksOfRow, i % kChunksOfRow};
+    return {i / (2 * kChunksOfRow) * 2 + i / 4 % 2, i % 4 + 4 * (i / 8 % (kChunksOfRow / 4))};
   }
-  __device__ __forceinline__ static bool has(const Place& here, int step) {
-    return (step + 1) * 32 <= kPieces || here.lane + step * 32 < kPieces;
+  __device__ __forceinline__ static bool has(const WarpRows& here, int step) {
+    return (step + 1) * 32 <= kWarpChunks || here.lane + step * 32 < kWarpChunks;
   }
   // Where a chunk's codes are in shared memory.
-  __device__ __forceinline__ static unsigned codes_at(const Place& here, int step, unsigned codes) {
-    return codes + 16 * (here.first_row * kPiecesOfRow + here.lane + step * 32);
+  __device__ __forceinline__ static unsigned codes_at(const WarpRows& here, int step, unsigned codes) {
+    return codes + 16 * (here.first_row * kChunksOfRow + here.lane + step * 32);
   }
 
   __device__ __forceinline__ static void copy(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
                                               const SharedStorage& shared, unsigned codes) {
-    copy_pieces<kValues, kSteps, kRowsOn>(
-        p, t, tile, kv_head, shared, piece, [&](const Place& here, int step, const char* from, bool there) {
+    copy_chunks<kValues, kSteps, kRowsOn>(
+        p, t, tile, kv_head, shared, chunk_of, [&](const WarpRows& here, int step, const char* from, bool there) {
           if (has(here, step)) ptx::copy_async<16>(codes_at(here, step, codes), from, there ? 16 : 0);
         });
   }
@@ -47,7 +47,7 @@ struct CodeTile {
   // Converts the chunks that this thread copied (and has waited for), 8 numbers at a time. That takes few registers, so
   // the compiler places these instructions between those of a GEMM.
   struct Conversion {
-    Place here;
+    WarpRows here;
     unsigned words[4];  // codes of the current chunk
 
     // load() reads the codes of half chunk i, store() writes its numbers.
@@ -61,25 +61,25 @@ struct CodeTile {
 #pragma unroll
       for (int j = 0; j < 2; ++j)
         common::quad_to_operands<Config::kCacheType, kTo>(words[2 * half + j], numbers[2 * j], numbers[2 * j + 1]);
-      const Piece mine = piece(here.lane, kRowsOn > 0 ? 0 : step);
+      const Chunk mine = chunk_of(here.lane, kRowsOn > 0 ? 0 : step);
       unsigned at = to + Layout::offset(here.first_row + mine.row, 2 * mine.number);
       if constexpr (kRowsOn > 0) at = Layout::rows_down(at, step * kRowsOn);
       ptx::store_shared_four(Layout::chunks_on(at, half), numbers);
     }
-    // Runs overlap step `place` of kPlaces of a GEMM.
-    template <int kPlaces>
-    __device__ __forceinline__ void beside(int place, unsigned codes, unsigned to) {
-      constexpr int kChunks = 2 * kSteps, kLater = kPlaces / kChunks * 3 / 4;
+    // Runs overlap step `step` of kOverlapSteps of a GEMM.
+    template <int kOverlapSteps>
+    __device__ __forceinline__ void overlap(int step, unsigned codes, unsigned to) {
+      constexpr int kChunks = 2 * kSteps, kLoadLead = kOverlapSteps / kChunks * 3 / 4;
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {
-        if (i * kPlaces / kChunks == place) load(i, codes);
-        if (i * kPlaces / kChunks + kLater == place) store(i, to);
+        if (i * kOverlapSteps / kChunks == step) load(i, codes);
+        if (i * kOverlapSteps / kChunks + kLoadLead == step) store(i, to);
       }
     }
   };
   __device__ __forceinline__ static void convert(unsigned codes, unsigned to) {
-    Conversion conversion{place_again(), {}};
-    conversion.template beside<1>(0, codes, to);
+    Conversion conversion{warp_rows(), {}};
+    conversion.template overlap<1>(0, codes, to);
   }
 };
 
@@ -106,7 +106,7 @@ __device__ __forceinline__ void copy_scale(const WorkTileParams& p, const WorkTi
 template <class Storage>
 __device__ __forceinline__ void copy_scales(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
                                             int buffer, Storage& shared) {
-  const Place here = place_again();
+  const WarpRows here = warp_rows();
   const int row = here.first_row + here.lane % kWarpRows;
   if (here.lane < kWarpRows) {
     copy_scale<false>(p, t, tile, kv_head, shared, row, shared.k_scales + row);
@@ -118,10 +118,10 @@ __device__ __forceinline__ void copy_scales(const WorkTileParams& p, const WorkT
 __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) < ptx::infinity(); }
 
 // P = 0 times a scale that is not finite would be NaN. Such a scale is replaced by 1, and the values are multiplied by
-// it instead (multiply_by_odd_scales), so that they count as nonfinite values. Token scales are replaced by the thread
+// it instead (apply_nonfinite_scales), so that they count as nonfinite values. Token scales are replaced by the thread
 // that copied them.
-__device__ __forceinline__ bool take_odd_scale(float* v_scales) {
-  const Place here = place_again();
+__device__ __forceinline__ bool replace_nonfinite_scale(float* v_scales) {
+  const WarpRows here = warp_rows();
   if (here.lane < kWarpRows || here.lane >= 2 * kWarpRows) return false;
   float& mine = v_scales[here.first_row + here.lane - kWarpRows];
   if (is_finite(mine)) return false;
@@ -130,15 +130,15 @@ __device__ __forceinline__ bool take_odd_scale(float* v_scales) {
 }
 // A block barrier that also tells all threads whether a value of the tile has a nonfinite scale.
 template <class Storage>
-__device__ __forceinline__ bool meet_odd_scales(Storage& shared, const Tile& tile, int buffer) {
+__device__ __forceinline__ bool sync_any_nonfinite_scale(Storage& shared, const Tile& tile, int buffer) {
   if constexpr (Config::kTokenScales) {
-    return __syncthreads_or(take_odd_scale(shared.v_scales[buffer]) ? 1 : 0) != 0;
+    return __syncthreads_or(replace_nonfinite_scale(shared.v_scales[buffer]) ? 1 : 0) != 0;
   } else {
     __syncthreads();
-    return tile.cached && shared.v_is_odd;
+    return tile.cached && shared.v_scale_is_nonfinite;
   }
 }
-__device__ __forceinline__ void multiply_by_odd_scales(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
+__device__ __forceinline__ void apply_nonfinite_scales(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
                                                        int kv_head, unsigned v) {
   constexpr int kTo = Config::kCodeTypeV, kChunks = kernels::mma_chunks(Config::kHeadDimV);
   const int row = static_cast<int>(threadIdx.x), key = tile.start + row;
@@ -177,7 +177,7 @@ __device__ __forceinline__ void store_constants(const WorkTileParams& p, const W
   if constexpr (Config::kQuantized && !Config::kTokenScales) {
     shared.k_scale = common::scale_of(p, t, shared.kv_head, 0, false).all;
     const float v_scale = common::scale_of(p, t, shared.kv_head, 0, true).all;
-    shared.v_is_odd = !is_finite(v_scale);
+    shared.v_scale_is_nonfinite = !is_finite(v_scale);
     shared.v_scale = is_finite(v_scale) ? v_scale : 1.0f;
   }
 }
@@ -187,8 +187,8 @@ __device__ __forceinline__ const float* v_scales_of(Storage& shared, int buffer)
   return nullptr;
 }
 template <class Storage>
-__device__ __forceinline__ unsigned place_of_queries(Storage& shared) {
-  if constexpr (Config::kHoldsQ) {
+__device__ __forceinline__ unsigned q_address(Storage& shared) {
+  if constexpr (Config::kQInRegisters) {
     return ptx::shared_address(shared.k);
   } else {
     return ptx::shared_address(shared.q);

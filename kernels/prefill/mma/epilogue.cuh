@@ -51,18 +51,18 @@ __device__ __forceinline__ void epilogue(const WorkTileParams& p, const WorkTile
     for (int h = 0; h < 2; ++h) {
       const float row_sum = kUndoMaxOffset * quad_sum(state.row_sum[m][h]);
       const int row = Rows::row(m, h), token = t.token_begin + row;
-      const bool is_there = row < t.num_tokens;
+      const bool row_exists = row < t.num_tokens;
       float factor = 0;
-      if (is_there)
+      if (row_exists)
         factor = kUndoMaxOffset *
                  common::finish_row(p, t.batch, t.q_begin, token, head, state.row_max_ref[m][h], row_sum, pair == 0);
-      const long long at = is_there ? common::out_at(p, t, token, head) : -1;
+      const long long at = row_exists ? common::out_at(p, t, token, head) : -1;
       __syncwarp();
       if (kStoresVectors && p.store_vectors != 0) {
         store_row(p, at, h, state.o[m], factor);
         continue;
       }
-      if (!is_there) continue;
+      if (!row_exists) continue;
 #pragma unroll
       for (int c = 0; c < 2 * Config::kBlocksV; ++c)
         store_pair(p, at, 8 * c + pair, state.o[m][c][2 * h] * factor, state.o[m][c][2 * h + 1] * factor);

@@ -24,8 +24,8 @@ __device__ __forceinline__ constexpr int right_part(int pair) {
   return pair == 1 ? 2 : pair == 2 || pair == 4 ? 1 : 0;
 }
 
-constexpr int kQkUnroll = Config::kHoldsParts ? Config::kBlocksQk : 2;
-constexpr int kBlocksAtATime = Config::kHoldsParts ? 2 : 1;  // blocks of 16 channels of O
+constexpr int kQkUnroll = Config::kQPartsInRegisters ? Config::kBlocksQk : 2;
+constexpr int kBlocksAtATime = Config::kQPartsInRegisters ? 2 : 1;  // blocks of 16 channels of O
 
 // Loads a block of 16 channels of a warp's rows of Q: parts kFirst to kEnd - 1.
 template <int kFirst, int kEnd>
@@ -37,15 +37,15 @@ __device__ __forceinline__ void load_query_parts(unsigned q, int block, unsigned
     ptx::load_matrix_x4(a[part], Layout::chunks_on(lane_q + part * Fp32Storage::kPartQ, 2 * block));
 }
 // The parts of Q that stay in registers over the mainloop.
-using HeldQueries = unsigned[Config::kHoldsParts ? Config::kBlocksQk : 1][kParts][4];
-__device__ __forceinline__ void hold_queries(unsigned q, HeldQueries& held) {
+using QFragments = unsigned[Config::kQPartsInRegisters ? Config::kBlocksQk : 1][kParts][4];
+__device__ __forceinline__ void load_q_fragments(unsigned q, QFragments& q_regs) {
 #pragma unroll
-  for (int block = 0; Config::kHoldsParts && block < Config::kBlocksQk; ++block)
-    load_query_parts<0, kHeldParts>(q, block, held[Config::kHoldsParts ? block : 0]);
+  for (int block = 0; Config::kQPartsInRegisters && block < Config::kBlocksQk; ++block)
+    load_query_parts<0, kHeldParts>(q, block, q_regs[Config::kQPartsInRegisters ? block : 0]);
 }
 
 // S = Q K^T.
-__device__ __forceinline__ void multiply_qk_parts(unsigned q, const HeldQueries& held, unsigned k, Scores& s) {
+__device__ __forceinline__ void qk_gemm_bf16x3(unsigned q, const QFragments& q_regs, unsigned k, Scores& s) {
   using Layout = Config::LayoutK;
   float low[kKeyTiles8][4];  // accumulators of the small products
 #pragma unroll
@@ -59,7 +59,8 @@ __device__ __forceinline__ void multiply_qk_parts(unsigned q, const HeldQueries&
     unsigned a[kParts][4];
     load_query_parts<kHeldParts, kParts>(q, block, a);
 #pragma unroll
-    for (int j = 0; j < 4 * kHeldParts; ++j) a[j / 4][j % 4] = held[Config::kHoldsParts ? block : 0][j / 4][j % 4];
+    for (int j = 0; j < 4 * kHeldParts; ++j)
+      a[j / 4][j % 4] = q_regs[Config::kQPartsInRegisters ? block : 0][j / 4][j % 4];
     unsigned b[kParts][kKeyTiles8][2];
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -112,7 +113,7 @@ __device__ __forceinline__ void softmax_in_place(float scale, float threshold, S
 }
 
 // O += P V, 16 keys at a time: P is split into parts when it is used, and each sum has few products of full size.
-__device__ __forceinline__ void multiply_pv_parts(unsigned v, const Scores& weights, State& state) {
+__device__ __forceinline__ void pv_gemm_bf16x3(unsigned v, const Scores& p_regs, State& state) {
   using Layout = Config::LayoutV;
   const unsigned lane_v = down_then_on<Layout>(v);
 #pragma unroll
@@ -120,7 +121,7 @@ __device__ __forceinline__ void multiply_pv_parts(unsigned v, const Scores& weig
     unsigned a[kParts][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float(&x)[4] = weights[0][2 * step + i / 2];
+      const float(&x)[4] = p_regs[0][2 * step + i / 2];
       unsigned parts[kParts];
       common::split_pair(x[i % 2 * 2], x[i % 2 * 2 + 1], parts);
 #pragma unroll

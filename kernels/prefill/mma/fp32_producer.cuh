@@ -9,7 +9,7 @@
 #include "common/cached_slot.cuh"
 #include "common/finish.cuh"
 #include "prefill/mma/fp32_storage.cuh"
-#include "prefill/mma/rows.cuh"
+#include "prefill/mma/mask.cuh"
 #include "prefill/pieces.cuh"
 #include "ptx/shared.cuh"
 #include "scheduler/work_tiles.cuh"
@@ -29,7 +29,7 @@ __device__ __forceinline__ void store_parts(const Find& find, const Strided& pla
   // units of four channels in a row; in all
   constexpr int kPieces = 2 * kernels::mma_chunks(kHeadDim), kTotal = kRows * kPieces;
   constexpr int kSteps = (kTotal + Config::kThreads - 1) / Config::kThreads,
-                kMost = kVec4 && Config::kHoldsParts ? 8 : 4,
+                kMost = kVec4 && Config::kQPartsInRegisters ? 8 : 4,
                 kAtATime = kSteps < kMost ? kSteps : kMost;  // that a thread loads ahead
   constexpr int kPart = kRows * Layout::kPitch;
 #pragma unroll 1
@@ -84,7 +84,7 @@ template <bool kValues>
 __device__ __forceinline__ PieceRow cached_row(const WorkTileParams& p, const WorkTile& t, int kv_head, int key) {
   const kernels::KvPlane& plane = kValues ? p.v : p.k;
   const common::Slot s = common::find_slot(p, t.batch, key, kValues);
-  if (!common::is_there(p, s.page)) return {nullptr, {1.0f}};
+  if (!common::page_exists(p, s.page)) return {nullptr, {1.0f}};
   return {plane.data + s.page * plane.page_stride + s.slot * plane.slot_stride + kv_head * plane.head_stride,
           Config::kCacheType == common::kFloat32 ? common::RowScale{1.0f}
                                                  : common::scale_of(p, t, kv_head, key, kValues)};
@@ -121,15 +121,16 @@ __device__ __forceinline__ void load_tile(const WorkTileParams& p, const WorkTil
 }
 
 // Sets a bit for each key of a tile: whether it is valid and has pages for K and V. Called by one warp.
-__device__ __forceinline__ void find_keys(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
-                                          Fp32Storage& shared) {
+__device__ __forceinline__ void find_valid_keys(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
+                                                Fp32Storage& shared) {
   const int lane = static_cast<int>(threadIdx.x), key = tile.start + lane;
   bool there = key >= tile.low && key < tile.high;
   if (Config::kCached && tile.cached && there) {
-    there = common::is_there(p, common::find_slot(p, t.batch, key, false).page) && common::has_value(p, t.batch, key);
+    there = common::page_exists(p, common::find_slot(p, t.batch, key, false).page) &&
+            common::has_value(p, t.batch, key);
   }
   const unsigned bits = __ballot_sync(0xffffffffu, there || lane >= Config::kKeys);
-  if (lane == 0) shared.found = bits;
+  if (lane == 0) shared.valid_keys = bits;
 }
 
 }  // namespace attune::prefill_mma

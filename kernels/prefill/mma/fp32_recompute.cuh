@@ -83,7 +83,7 @@ __device__ __forceinline__ void recompute_row(const WorkTileParams& p, const Wor
 // Called by all lanes of a warp after the epilogue, whose rows it overwrites.
 __device__ __forceinline__ void recompute_rows(const WorkTileParams& p, const WorkTile& t, int head, int kv_head,
                                                const State& state) {
-  unsigned odd[2];  // a bit for each lane
+  unsigned nonfinite[2];  // a bit for each lane
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float probe = 0.0f * state.row_sum[0][h];  // NaN if one is not finite
@@ -92,12 +92,12 @@ __device__ __forceinline__ void recompute_rows(const WorkTileParams& p, const Wo
       probe = fmaf(state.o[0][c][2 * h], 0.0f, probe);
       probe = fmaf(state.o[0][c][2 * h + 1], 0.0f, probe);
     }
-    odd[h] = __ballot_sync(0xffffffffu, Rows::row(0, h) < t.num_tokens && probe != 0.0f);
+    nonfinite[h] = __ballot_sync(0xffffffffu, Rows::row(0, h) < t.num_tokens && probe != 0.0f);
   }
-  if ((odd[0] | odd[1]) == 0) return;
+  if ((nonfinite[0] | nonfinite[1]) == 0) return;
   __syncwarp();  // these rows are stored after the epilogue's
   for (int row = 0; row < 16; ++row) {
-    const unsigned lanes = row < 8 ? odd[0] : odd[1];
+    const unsigned lanes = row < 8 ? nonfinite[0] : nonfinite[1];
     if ((lanes >> (row % 8 * 4) & 15) == 0) continue;
     recompute_row(p, t, head, kv_head, t.token_begin + static_cast<int>(threadIdx.x) / 32 * 16 + row);
   }

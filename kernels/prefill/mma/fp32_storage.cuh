@@ -7,7 +7,7 @@
 
 namespace attune::prefill_mma {
 
-constexpr int kParts = common::kSplitParts, kHeldParts = Config::kHoldsParts ? 2 : 0;
+constexpr int kParts = common::kSplitParts, kHeldParts = Config::kQPartsInRegisters ? 2 : 0;
 
 struct Fp32Storage {
   // The bytes of one bf16 tile.
@@ -18,14 +18,14 @@ struct Fp32Storage {
                                                                 Config::kHeadDimV)];
   WorkTile work;
   int head, kv_head;
-  unsigned found;  // a bit for each key of the tile: whether it is valid; bits beyond the tile are set
+  unsigned valid_keys;  // a bit for each key of the tile: whether it is valid; bits beyond the tile are set
 
   __device__ __forceinline__ unsigned k() { return ptx::shared_address(tiles); }
   __device__ __forceinline__ unsigned v() { return k() + kParts * kPartK; }
   // Parts of Q that stay in registers leave their shared memory to K and V.
   __device__ __forceinline__ unsigned q() {
-    return k() + kernels::mma_fp32_place_of_queries(Config::kRows, Config::kKeys, Config::kHeadDimQk,
-                                                    Config::kHeadDimV);
+    return k() + kernels::mma_fp32_q_offset(Config::kRows, Config::kKeys, Config::kHeadDimQk,
+                                            Config::kHeadDimV);
   }
 };
 static_assert(Config::kFp32 && Config::kRowTiles == 1, "fp32 rows, 16 of a warp");

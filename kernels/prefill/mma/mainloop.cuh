@@ -14,24 +14,26 @@ namespace attune::prefill_mma {
 using common::down_then_on, common::on_then_down;
 
 // Fragments of Q that stay in registers over the mainloop.
-using HeldQueries = unsigned[Config::kHoldsQ ? Config::kBlocksQk : 1][4];
-__device__ __forceinline__ void hold_queries(unsigned q, HeldQueries& held) {
+using QFragments = unsigned[Config::kQInRegisters ? Config::kBlocksQk : 1][4];
+__device__ __forceinline__ void load_q_fragments(unsigned q, QFragments& q_regs) {
   using Layout = Config::LayoutK;
   const unsigned lane_q = down_then_on<Layout>(q + threadIdx.x / 32 * (16 * kM * Layout::kPitch));
 #pragma unroll
   for (int block = 0; block < Config::kBlocksQk; ++block)
-    ptx::load_matrix_x4(held[block], Layout::chunks_on(lane_q, 2 * block));
+    ptx::load_matrix_x4(q_regs[block], Layout::chunks_on(lane_q, 2 * block));
 }
 
-// GEMMs call overlap(i) between mma instructions, i below kQkPlaces or kPvPlaces. By default it does nothing.
-constexpr int kQkPlaces = Config::kBlocksQk * (kKeyTiles8 / 2), kPvPlaces = Config::kKeys / 16 * Config::kBlocksV;
-struct Nothing {
+// GEMMs call overlap(i) between mma instructions, i below kQkOverlapSteps or kPvOverlapSteps. By default it does
+// nothing.
+constexpr int kQkOverlapSteps = Config::kBlocksQk * (kKeyTiles8 / 2),
+              kPvOverlapSteps = Config::kKeys / 16 * Config::kBlocksV;
+struct NoOp {
   __device__ __forceinline__ void operator()(int) const {}
 };
 
-template <class Beside = Nothing>
-__device__ __forceinline__ void multiply_qk(unsigned q, const HeldQueries& held, unsigned k, Scores& s,
-                                            const Beside& beside = {}) {
+template <class Overlap = NoOp>
+__device__ __forceinline__ void qk_gemm(unsigned q, const QFragments& q_regs, unsigned k, Scores& s,
+                                        const Overlap& overlap = {}) {
   using Layout = Config::LayoutK;
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
@@ -41,7 +43,7 @@ __device__ __forceinline__ void multiply_qk(unsigned q, const HeldQueries& held,
       for (int j = 0; j < 4; ++j) s[m][n][j] = 0;
     }
   }
-  // Opaque: otherwise the address of each block of channels stays in a register over the whole mainloop.
+  // Only this address stays in a register over the mainloop; those of blocks of channels are steps from it.
   const unsigned warp_q = q + threadIdx.x / 32 * (16 * kM * Layout::kPitch);
   const unsigned lane_q = down_then_on<Layout>(warp_q), lane_k = on_then_down<Layout>(k);
 #pragma unroll
@@ -49,9 +51,9 @@ __device__ __forceinline__ void multiply_qk(unsigned q, const HeldQueries& held,
     unsigned a[kM][4];
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-      if constexpr (Config::kHoldsQ) {
+      if constexpr (Config::kQInRegisters) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) a[m][j] = held[block][j];
+        for (int j = 0; j < 4; ++j) a[m][j] = q_regs[block][j];
       } else {
         ptx::load_matrix_x4(a[m], Layout::chunks_on(Layout::rows_down(lane_q, 16 * m), 2 * block));
       }
@@ -66,7 +68,7 @@ __device__ __forceinline__ void multiply_qk(unsigned q, const HeldQueries& held,
         common::mma<Config::kType>(s[m][n], a[m], b0);
         common::mma<Config::kType>(s[m][n + 1], a[m], b1);
       }
-      beside(block * (kKeyTiles8 / 2) + n / 2);
+      overlap(block * (kKeyTiles8 / 2) + n / 2);
     }
   }
 }
@@ -94,8 +96,8 @@ __device__ __forceinline__ void scale_columns(const float* scales, Scores& s) {
 // base 2; it is positive. threshold: how far a max may be above row_max_ref before O and row_sum are rescaled, which is
 // rare after the first tiles. v_scales: token scales of the tile's values, if there are any. codes: V has type
 // kCodeTypeV.
-using Weights = unsigned[Config::kPParts][kM][Config::kKeys / 16][4];
-__device__ __forceinline__ void softmax(float scale, float threshold, Scores& s, Weights& weights, State& state,
+using PFragments = unsigned[Config::kPParts][kM][Config::kKeys / 16][4];
+__device__ __forceinline__ void softmax(float scale, float threshold, Scores& s, PFragments& p_regs, State& state,
                                         const float* v_scales = nullptr, bool codes = false) {
   float2 columns[kKeyTiles8];
   if constexpr (Config::kTokenScales) load_columns(v_scales, columns);
@@ -118,13 +120,13 @@ __device__ __forceinline__ void softmax(float scale, float threshold, Scores& s,
               y = ptx::exp2_approx(fmaf(s[m][n][2 * h + 1], scale, -ref));
         state.row_sum[m][h] += x + y;
         if constexpr (Config::kTokenScales) x *= columns[n].x, y *= columns[n].y;
-        unsigned& p = weights[0][m][n / 2][n % 2 * 2 + h];
+        unsigned& p = p_regs[0][m][n / 2][n % 2 * 2 + h];
         if (Config::kPParts == 1 || !codes) {
           p = common::pack<Config::kType>(x, y);
         } else {
           unsigned parts[2];
           common::split_pair(x, y, parts);
-          p = parts[0], weights[Config::kPParts - 1][m][n / 2][n % 2 * 2 + h] = parts[1];
+          p = parts[0], p_regs[Config::kPParts - 1][m][n / 2][n % 2 * 2 + h] = parts[1];
         }
       }
     }
@@ -132,9 +134,9 @@ __device__ __forceinline__ void softmax(float scale, float threshold, Scores& s,
 }
 
 // O += P V. kType: of V and P; kParts: parts of P.
-template <int kType, int kParts, class Beside = Nothing>
-__device__ __forceinline__ void multiply_pv(unsigned v, const Weights& weights, State& state,
-                                            const Beside& beside = {}) {
+template <int kType, int kParts, class Overlap = NoOp>
+__device__ __forceinline__ void pv_gemm(unsigned v, const PFragments& p_regs, State& state,
+                                        const Overlap& overlap = {}) {
   using Layout = Config::LayoutV;
   const unsigned lane_v = down_then_on<Layout>(v);
 #pragma unroll
@@ -148,11 +150,11 @@ __device__ __forceinline__ void multiply_pv(unsigned v, const Weights& weights, 
       for (int m = 0; m < kM; ++m) {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
-          common::mma<kType>(state.o[m][2 * block], weights[part][m][keys], b0);
-          common::mma<kType>(state.o[m][2 * block + 1], weights[part][m][keys], b1);
+          common::mma<kType>(state.o[m][2 * block], p_regs[part][m][keys], b0);
+          common::mma<kType>(state.o[m][2 * block + 1], p_regs[part][m][keys], b1);
         }
       }
-      beside(keys * Config::kBlocksV + block);
+      overlap(keys * Config::kBlocksV + block);
     }
   }
 }
@@ -161,11 +163,11 @@ __device__ __forceinline__ void multiply_pv(unsigned v, const Weights& weights, 
 template <int kType>
 constexpr unsigned kExponent = kType == common::kFloat16 ? 0x7c00u : 0x7f80u;
 template <int kType>
-__device__ __forceinline__ bool is_special(unsigned pair) {
+__device__ __forceinline__ bool is_nonfinite(unsigned pair) {
   return (pair & kExponent<kType>) == kExponent<kType> || (pair >> 16 & kExponent<kType>) == kExponent<kType>;
 }
 template <int kType>
-__device__ __forceinline__ unsigned without_special(unsigned pair) {
+__device__ __forceinline__ unsigned without_nonfinite(unsigned pair) {
   if ((pair & kExponent<kType>) == kExponent<kType>) pair &= 0xffff0000u;
   if ((pair >> 16 & kExponent<kType>) == kExponent<kType>) pair &= 0xffffu;
   return pair;
@@ -175,15 +177,15 @@ __device__ __forceinline__ unsigned without_special(unsigned pair) {
 // numbers to the rows that see them, and replaces them by 0 in V. Called by all threads of the block. kType: of V.
 // v_scales: token scales of the tile's values, if there are any.
 template <int kType>
-__device__ __forceinline__ void take_special_values(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
-                                                    const Rows& rows, const Found& found, unsigned v,
+__device__ __forceinline__ void extract_nonfinite_v(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
+                                                    const Rows& rows, const ValidKeys& valid_keys, unsigned v,
                                                     SharedStorage& shared, State& state,
                                                     const float* v_scales = nullptr) {
   using Layout = Config::LayoutV;
   constexpr int kChunks = kernels::mma_chunks(Config::kHeadDimV), kParts = Config::kThreads / Config::kKeys,
                 kChunksOfPart = (kChunks + kParts - 1) / kParts;
   // Opaque: recomputed here, because this is rarely needed.
-  const int thread = static_cast<int>(ptx::kept(threadIdx.x)), row = thread % Config::kKeys,
+  const int thread = static_cast<int>(ptx::opaque(threadIdx.x)), row = thread % Config::kKeys,
             part = thread / Config::kKeys;
   const int end = kChunks % kParts == 0 ? (part + 1) * kChunksOfPart : min((part + 1) * kChunksOfPart, kChunks);
   bool any = false;
@@ -191,26 +193,27 @@ __device__ __forceinline__ void take_special_values(const WorkTileParams& p, con
     unsigned x[4];
     ptx::load_shared_four(v + Layout::offset(row, chunk), x);
     any =
-        any || is_special<kType>(x[0]) || is_special<kType>(x[1]) || is_special<kType>(x[2]) || is_special<kType>(x[3]);
+        any || is_nonfinite<kType>(x[0]) || is_nonfinite<kType>(x[1]) || is_nonfinite<kType>(x[2]) ||
+        is_nonfinite<kType>(x[3]);
   }
   const unsigned word = __ballot_sync(0xffffffffu, any);
-  if (thread % 32 == 0) shared.special[part][row / 32] = word;
+  if (thread % 32 == 0) shared.nonfinite[part][row / 32] = word;
   if (__syncthreads_or(any ? 1 : 0) == 0) return;
   const int pair = static_cast<int>(threadIdx.x % 4) * 4;  // the byte offset of this thread's channels within eight
 #pragma unroll 1
   for (int i = 0; i < Config::kKeys; ++i) {
     const int key = tile.start + i;
-    const unsigned there = i < 32 ? found[0] : found[1];  // not an array, which would be in local memory
+    const unsigned there = i < 32 ? valid_keys[0] : valid_keys[1];  // not an array, which would be in local memory
     unsigned bits = 0;
 #pragma unroll
-    for (int j = 0; j < kParts; ++j) bits |= shared.special[j][i / 32];
+    for (int j = 0; j < kParts; ++j) bits |= shared.nonfinite[j][i / 32];
     bits &= there;
     if ((bits >> i % 32 & 1) == 0) continue;
 #pragma unroll
     for (int c = 0; c < 2 * Config::kBlocksV; ++c) {
       const unsigned x = ptx::load_shared_u32(v + Layout::offset(i, c) + pair);
-      if (!is_special<kType>(x)) continue;
-      const unsigned finite = without_special<kType>(x);
+      if (!is_nonfinite<kType>(x)) continue;
+      const unsigned finite = without_nonfinite<kType>(x);
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -229,7 +232,7 @@ __device__ __forceinline__ void take_special_values(const WorkTileParams& p, con
     const unsigned at = v + Layout::offset(row, chunk);
     ptx::load_shared_four(at, x);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = without_special<kType>(x[i]);
+    for (int i = 0; i < 4; ++i) x[i] = without_nonfinite<kType>(x[i]);
     ptx::store_shared_four(at, x);
   }
   __syncthreads();

@@ -16,7 +16,7 @@ ATTUNE_SHARED_FUNCTION int mma_pitch(int head_dim) {
 }
 // Whether Q of 16 rows a warp fits the registers beside O. Used for 8-bit caches alone, whose codes then take the
 // shared memory of Q.
-ATTUNE_SHARED_FUNCTION bool mma_holds_queries(int row_tiles, int head_dim_qk, int head_dim_v) {
+ATTUNE_SHARED_FUNCTION bool mma_q_in_registers(int row_tiles, int head_dim_qk, int head_dim_v) {
   return row_tiles == 1 && head_dim_qk / 4 + head_dim_v / 2 <= 160;
 }
 // Page ids of a tile: one for each row, or for two rows if 128 more bytes would cost a resident block.
@@ -31,25 +31,25 @@ ATTUNE_SHARED_FUNCTION int mma_shared_bytes(int rows, int keys, int head_dim_qk,
                                             bool token_scales) {
   int bytes = keys * (mma_pitch(head_dim_qk) + mma_pitch(head_dim_v)) + 128 +
               4 * mma_page_ids(keys, head_dim_qk, head_dim_v, quantized, token_scales);
-  if (!quantized || !mma_holds_queries(rows / 64, head_dim_qk, head_dim_v)) bytes += rows * mma_pitch(head_dim_qk);
+  if (!quantized || !mma_q_in_registers(rows / 64, head_dim_qk, head_dim_v)) bytes += rows * mma_pitch(head_dim_qk);
   if (quantized) bytes += keys * 8 * (mma_chunks(head_dim_qk) + mma_chunks(head_dim_v));
   if (token_scales) bytes += keys * 12;
   return bytes;
 }
 
 // fp32 numbers are three bf16 numbers. Whether the two large parts of Q, of 16 rows a warp, fit the registers beside O.
-ATTUNE_SHARED_FUNCTION bool mma_fp32_holds_queries(int head_dim_qk, int head_dim_v) {
+ATTUNE_SHARED_FUNCTION bool mma_fp32_q_in_registers(int head_dim_qk, int head_dim_v) {
   return mma_chunks(head_dim_qk) * 4 + mma_chunks(head_dim_v) * 4 <= 128;
 }
 // The offset of Q: after a tile of K and a tile of V, less the bytes of the two parts of Q that are in registers, if
 // they are. K, V and Q come first, then 128 bytes for the work tile and the bits of the tile's keys.
-ATTUNE_SHARED_FUNCTION int mma_fp32_place_of_queries(int rows, int keys, int head_dim_qk, int head_dim_v) {
+ATTUNE_SHARED_FUNCTION int mma_fp32_q_offset(int rows, int keys, int head_dim_qk, int head_dim_v) {
   const int tiles = 3 * keys * (mma_pitch(head_dim_qk) + mma_pitch(head_dim_v)),
-            held = mma_fp32_holds_queries(head_dim_qk, head_dim_v) ? 2 * rows * mma_pitch(head_dim_qk) : 0;
-  return tiles > held ? tiles - held : 0;
+            q_register_bytes = mma_fp32_q_in_registers(head_dim_qk, head_dim_v) ? 2 * rows * mma_pitch(head_dim_qk) : 0;
+  return tiles > q_register_bytes ? tiles - q_register_bytes : 0;
 }
 ATTUNE_SHARED_FUNCTION int mma_fp32_tile_bytes(int rows, int keys, int head_dim_qk, int head_dim_v) {
-  return mma_fp32_place_of_queries(rows, keys, head_dim_qk, head_dim_v) + 3 * rows * mma_pitch(head_dim_qk);
+  return mma_fp32_q_offset(rows, keys, head_dim_qk, head_dim_v) + 3 * rows * mma_pitch(head_dim_qk);
 }
 ATTUNE_SHARED_FUNCTION int mma_fp32_shared_bytes(int rows, int keys, int head_dim_qk, int head_dim_v) {
   return mma_fp32_tile_bytes(rows, keys, head_dim_qk, head_dim_v) + 128;

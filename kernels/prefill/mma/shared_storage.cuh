@@ -16,7 +16,7 @@ template <bool kThere>
 struct Codes {};
 template <>
 struct Codes<true> {
-  // A chunk of 16 bytes for each thread that copies and converts them (codes.cuh).
+  // A chunk of 16 bytes for each thread that copies and converts them (dequant.cuh).
   alignas(128) unsigned char codes_k[Config::kKeys * Config::kBlocksQk * 16];
   unsigned char codes_v[Config::kKeys * Config::kBlocksV * 16];
 };
@@ -30,16 +30,16 @@ struct TokenScales<true> {
 };
 
 // Each member that a specialisation lacks is an empty base.
-struct SharedStorage : QueryRows<!Config::kHoldsQ>, Codes<Config::kQuantized>, TokenScales<Config::kTokenScales> {
+struct SharedStorage : QueryRows<!Config::kQInRegisters>, Codes<Config::kQuantized>, TokenScales<Config::kTokenScales> {
   alignas(128) unsigned char k[Config::kKeys * Config::LayoutK::kPitch];
   alignas(128) unsigned char v[Config::kKeys * Config::LayoutV::kPitch];
   WorkTile work;  // in registers it would displace others
   int head, kv_head;
   // A bit for each key of the tile: whether its pages exist; and whether a part of its value has a NaN or infinity.
-  unsigned found[Config::kHalves], special[Config::kThreads / Config::kKeys][Config::kHalves];
+  unsigned valid_keys[Config::kKeyWords], nonfinite[Config::kThreads / Config::kKeys][Config::kKeyWords];
   float threshold;         // of softmax(), if it would otherwise be in a register
   float k_scale, v_scale;  // of an 8-bit cache: the scales that all keys of the head share
-  bool v_is_odd;           // v_scale is not finite; it is then stored as 1
+  bool v_scale_is_nonfinite;           // v_scale is not finite; it is then stored as 1
   int pages[Config::kCached ? Config::kKeys / Config::kRowsOfId : 1];  // of the next tile (cached_rows.cuh)
 };
 static_assert(Config::kType == common::kFloat16 || Config::kType == common::kBFloat16, "16-bit rows");

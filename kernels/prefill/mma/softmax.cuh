@@ -4,7 +4,7 @@
 
 #include "common/lanes.cuh"
 #include "common/row_max.cuh"
-#include "prefill/mma/rows.cuh"
+#include "prefill/mma/mask.cuh"
 #include "ptx/math.cuh"
 
 namespace attune::prefill_mma {
@@ -12,8 +12,10 @@ namespace attune::prefill_mma {
 using common::finite_row_max, common::quad_max, common::quad_sum;
 
 constexpr unsigned kAllKeys = 0xffffffffu;  // of 32 keys
-using Found = unsigned[2];  // a bit for each key of a tile; tiles of 32 keys have all bits of the second word set
-__device__ __forceinline__ bool finds_all(const Found& found) { return (found[0] & found[1]) == kAllKeys; }
+using ValidKeys = unsigned[2];  // a bit for each key of a tile; tiles of 32 keys have all bits of the second word set
+__device__ __forceinline__ bool all_valid(const ValidKeys& valid_keys) {
+  return (valid_keys[0] & valid_keys[1]) == kAllKeys;
+}
 constexpr int kM = Config::kRowTiles, kKeyTiles8 = Config::kKeys / 8;
 
 // The fragments of S, and of P: [row tile][eight keys][row h, key e as 2h + e].
@@ -41,7 +43,7 @@ struct State {
 // Turns products into scores; plain products stay products if rows.scale() says so. masked: keys that rows do not see
 // become -inf.
 __device__ __forceinline__ void score_tile(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
-                                           const Rows& rows, bool masked, const Found& found, Scores& s) {
+                                           const Rows& rows, bool masked, const ValidKeys& valid_keys, Scores& s) {
   const int first = tile.start + static_cast<int>(threadIdx.x % 4) * 2;
   const auto of_all = [&](const auto& change) {
 #pragma unroll
@@ -76,11 +78,11 @@ __device__ __forceinline__ void score_tile(const WorkTileParams& p, const WorkTi
         }
       }
     }
-    if (finds_all(found)) return;
+    if (all_valid(valid_keys)) return;
   }
   of_all([&](float& x, int token, int key, int n) {
-    const bool is_there = (found[n / 4] >> (key - tile.start) % 32 & 1) != 0;
-    if (!is_there || !(Rows::kOneRange || rows.sees(p, t, token, key))) x = -ptx::infinity();
+    const bool is_valid = (valid_keys[n / 4] >> (key - tile.start) % 32 & 1) != 0;
+    if (!is_valid || !(Rows::kOneRange || rows.sees(p, t, token, key))) x = -ptx::infinity();
   });
 }
 

@@ -49,7 +49,7 @@ void fill_cache(const Problem& p, AttentionParams& k) {
   const KvCache& c = p.cache;
   k.k = ops::kv_plane(c.k);
   k.v = ops::kv_plane(c.v);
-  k.v.table_is_own = c.paged && c.v_page_table ? 1 : 0;
+  k.v.has_v_page_table = c.paged && c.v_page_table ? 1 : 0;
   k.k_scale = c.k_scale;
   k.v_scale = c.v_scale;
   k.page_table = ops::int_table(c.page_table);

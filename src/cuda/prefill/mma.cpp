@@ -102,7 +102,7 @@ void choose_fp32_tiles(int64_t shared_a_block, Config& c) {
     if (static_cast<int64_t>(c.shared_bytes()) <= shared_a_block) break;
   }
   const int widest = std::max(c.head_dim_qk, c.head_dim_v);
-  c.blocks_per_sm = widest <= 64 ? 3 : kernels::mma_fp32_holds_queries(c.head_dim_qk, c.head_dim_v) ? 2 : 1;
+  c.blocks_per_sm = widest <= 64 ? 3 : kernels::mma_fp32_q_in_registers(c.head_dim_qk, c.head_dim_v) ? 2 : 1;
 }
 
 }  // namespace

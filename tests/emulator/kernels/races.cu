@@ -117,14 +117,14 @@ extern "C" __global__ void multiply_ones(float* out, int broken) {
   __syncthreads();
   float d[16] = {};
   ptx::wgmma_fence();
-  ptx::Wgmma<32, ptx::Type::kBf16>::shared(d, ptx::descriptor_k_major(a), ptx::descriptor_k_major(b), 0);
+  ptx::Wgmma<32, ptx::Type::kBf16>::ss(d, ptx::descriptor_k_major(a), ptx::descriptor_k_major(b), 0);
   ptx::wgmma_commit();
   if (broken == 4) out[threadIdx.x] = d[1];  // 4: not there yet
   if (broken != 2) ptx::wgmma_wait<0>();  // 2: the operands change while it runs
   if (broken != 3) __syncthreads();          // 3: other warps' products
   ptx::store_shared_u32(b + 4 * threadIdx.x, 0);
   if (broken == 2) ptx::wgmma_wait<0>();
-  ptx::pin(d);
+  ptx::fence_operand(d);
   out[threadIdx.x] = d[0];
 }
 

@@ -5,10 +5,10 @@
 namespace attune::ptx {
 
 template <int kCount>
-void take_registers() {}
+void warpgroup_reg_alloc() {}
 template <int kCount>
-void give_up_registers() {}
+void warpgroup_reg_dealloc() {}
 
-inline unsigned kept(unsigned x) { return x; }
+inline unsigned opaque(unsigned x) { return x; }
 
 }  // namespace attune::ptx

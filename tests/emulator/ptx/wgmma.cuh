@@ -18,7 +18,7 @@ void wgmma_wait() {
   emulator::wgmma_wait(kPending);
 }
 template <class T, int kCount>
-void pin(T (&)[kCount]) {}
+void fence_operand(T (&)[kCount]) {}
 
 constexpr emulator::Format format_of(Type type) {
   return type == Type::kE4m3   ? emulator::Format::kE4m3
@@ -30,32 +30,32 @@ constexpr emulator::Format format_of(Type type) {
 template <int kN, Type kType>
 struct Wgmma {
   template <class B>
-  static void shared(float (&d)[kN / 2], Descriptor a, B b, int accumulate) {
+  static void ss(float (&d)[kN / 2], Descriptor a, B b, int accumulate) {
     emulator::multiply({d, nullptr, a.bits(), b.bits(), kN, accumulate, format_of(kType), false});
   }
-  static void registers(float (&d)[kN / 2], const unsigned* a, Descriptor b, int accumulate) {
+  static void rs(float (&d)[kN / 2], const unsigned* a, Descriptor b, int accumulate) {
     emulator::multiply({d, a, 0, b.bits(), kN, accumulate, format_of(kType), kType != Type::kE4m3});
   }
 };
 
 template <int kN, Type kType>
-struct WgmmaAlongN {
-  static void shared(float (&d)[kN / 2], Descriptor a, Descriptor b, int accumulate) {
+struct WgmmaBMnMajor {
+  static void ss(float (&d)[kN / 2], Descriptor a, Descriptor b, int accumulate) {
     emulator::multiply({d, nullptr, a.bits(), b.bits(), kN, accumulate, format_of(kType), true});
   }
 };
 
 template <int kN, Type kType>
-struct WgmmaAlongM {
-  static void shared(float (&d)[kN / 2], Descriptor a, Descriptor b, int accumulate) {
+struct WgmmaAMnMajor {
+  static void ss(float (&d)[kN / 2], Descriptor a, Descriptor b, int accumulate) {
     emulator::multiply({d, nullptr, a.bits(), b.bits(), kN, accumulate, format_of(kType), false, true});
   }
 };
 
 template <int kN, Type kType>
-struct WgmmaAlongK {
+struct WgmmaBKMajor {
   template <class B>
-  static void registers(float (&d)[kN / 2], const unsigned* a, B b, int accumulate) {
+  static void rs(float (&d)[kN / 2], const unsigned* a, B b, int accumulate) {
     emulator::multiply({d, a, 0, b.bits(), kN, accumulate, format_of(kType), false});
   }
 };
