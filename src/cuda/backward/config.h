@@ -87,7 +87,7 @@ kernels::BlockSumParams block_sum_params(const BackwardProblem& p, const kernels
 
 // The tensor maps of the gradient kernel that computes `outputs`, in the order of its parameters.
 struct Maps {
-  TensorMapDesc own_x, own_y, x, y;
+  TensorMapDesc resident_x, resident_y, x, y;
 };
 Maps describe_maps(const BackwardProblem& p, const Config& c, int outputs);
 
