@@ -37,12 +37,12 @@ struct Config {
   static constexpr int kDqRegisters = HalfHead<kHeadDimQk>::kChannels * kTile / 128;
   static constexpr int kXBytes = kLinesQk * kTile * 128, kYBytes = kLinesV * kTile * 128;
   static constexpr int kDsBuffers = 2, kDqBuffers = 2;
-  static_assert(ATTUNE_TYPE == common::kBFloat16 || ATTUNE_TYPE == common::kFloat16, "what wgmma takes");
+  static_assert(ATTUNE_TYPE == common::kBFloat16 || ATTUNE_TYPE == common::kFloat16, "wgmma takes 16-bit types");
   static_assert(kProducerRegisters + kConsumerGroups * kConsumerRegisters <= 65536 / kThreads / 8 * 8 * kThreads / 128,
-                "a block has no more than it began with: it would wait for what others on its multiprocessor hold");
+                "setmaxnreg would wait for registers that the block never had");
   static_assert(kHeadDimQk <= 256 && kHeadDimV <= 256, "the accumulators would not fit the registers");
   static_assert(kernels::has_one_pass(kHeadDimQk, kHeadDimV) == ((kGradients & (kGradients - 1)) != 0),
-                "one gradient, or all that are wanted");
+                "one gradient where each has a pass, otherwise several");
   static_assert(kYStages == kXStages || kYStages == 1, "mainloop.cuh has one pipeline state for both");
   static_assert(kXStages >= 2, "S of the next step reads its x while this step still uses its own");
 };

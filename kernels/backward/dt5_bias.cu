@@ -23,7 +23,7 @@ constexpr int kColumns = 8 * (kN8Tiles + 1), kPitch = kColumns + 1;
 // Distances from -15 to kStep - 1, relative to that of the tile's first key and the warp's first query.
 constexpr int kDiagonals = kColumns + 7;
 static_assert(Config::kWarps * 8 * kPitch * 4 <= Config::kTile * (LayoutX::kPitch + LayoutY::kPitch),
-              "a tile of K and V is too small for it");
+              "dZ does not fit over a tile of K and V");
 
 __device__ __forceinline__ void clear_buckets(const Smem& smem) {
   const unsigned to = smem.buckets(threadIdx.x / 32);

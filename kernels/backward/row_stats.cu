@@ -10,7 +10,7 @@ namespace attune::backward {
 
 constexpr int kThreads = 256;
 constexpr bool kWithSinks = ATTUNE_WITH_SINKS != 0;
-static_assert(kWithSinks || !kSinkShares, "a share of what?");
+static_assert(kWithSinks || !kSinkShares, "shares need sinks");
 
 // Where the tensors' rows of a sequence and head begin.
 struct RowsOf {

@@ -71,7 +71,8 @@ struct Config {
   static_assert(kMergeChannels % 16 == 0, "the exchange moves whole blocks of channels");
   static_assert(16 * (kBlocksQk + kBlocksV) <= kScratchFloats, "a new token's key and value fit a warp's scratch");
   static_assert(kStages >= 2, "one stage loads while another is read");
-  static_assert(kStageBytes == kernels::stage_bytes(kElement, kHeadDimQk, kHeadDimV, kTokenScales), "as on the host");
+  static_assert(kStageBytes == kernels::stage_bytes(kElement, kHeadDimQk, kHeadDimV, kTokenScales),
+                "the host computes another size");
   static_assert(LayoutK::kPitch == kernels::row_pitch(kChunksK), "host and device agree on a row");
 };
 

@@ -81,7 +81,7 @@ __device__ __forceinline__ unsigned address(const unsigned long long& barrier) {
 template <int kType>
 struct Raw {
   static constexpr int kSize = common::element_size(kType), kWords = 4 * kSize;
-  static_assert(kSize <= 2, "fp32 has a kernel of its own");
+  static_assert(kSize <= 2, "fp32 runs on scores_exact.cu");
   unsigned word[kWords];
 
   __device__ __forceinline__ static Raw zero() {

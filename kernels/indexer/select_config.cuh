@@ -26,7 +26,7 @@ struct Config {
   static_assert(kWarps % kCluster == 0, "each warp gathers from one block");
   static_assert(kBins % (kThreads * kCluster) == 0 || kBins % kThreads == 0, "bins divide evenly");
   static_assert(kBits >= 10 && 3 * kBits >= 32 && 2 * kBits < 32, "three digits; bin 0 of the first one is empty");
-  static_assert(kSpan % kLine == 0, "whole lines are marked");
+  static_assert(kSpan % kLine == 0, "a span has whole lines");
 };
 
 // The number of keys above a range of ranks, and inside it.

@@ -59,8 +59,8 @@ struct Config : ProblemConfig {
   static constexpr ptx::Type kMmaType = kType == common::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
 
   static_assert(kCluster == 1 || (kCluster == 2 && (kDequant || kTma)), "pairs share TMA boxes or dequantized rows");
-  static_assert(!(kSparse && kTma), "boxes hold neighbours");
-  static_assert(!(kSparse && KeyMask::kAny), "lists say which keys are seen");
+  static_assert(!(kSparse && kTma), "a TMA box has adjacent keys, a list has not");
+  static_assert(!(kSparse && KeyMask::kAny), "with lists there are no key masks");
 };
 
 // Channels of a tile arrive, and enter the GEMMs, in slices: slice 0 has the channels that only K has (rope), slices 1

@@ -25,8 +25,9 @@ struct ProblemConfig {
   static constexpr bool kTma = kProducer == kernels::kMlaTma, kGather = kProducer == kernels::kMlaGather,
                         kDequant = kProducer >= kernels::kMlaDequant656;
 
-  static_assert(kType == common::kBFloat16 || kType == common::kFloat16, "products take 16-bit elements here");
-  static_assert(kHeadDimQk == kHeadDimV || kHeadDimQk == kHeadDimV + 64, "channels beyond V's are one slice");
+  static_assert(kType == common::kBFloat16 || kType == common::kFloat16, "the GEMMs take 16-bit operands");
+  static_assert(kHeadDimQk == kHeadDimV || kHeadDimQk == kHeadDimV + 64,
+                "K has the channels of V and 64 rope channels, or none");
   static_assert(!kDequant || kType == common::kBFloat16, "fp8 is dequantized to bf16");
 };
 

@@ -144,7 +144,7 @@ class Dequantizer {
   struct ThreadUnits {
     static constexpr int kUnits = kRest <= 64 ? 4 : 8, kRowsAtATime = kThreads / kUnits,
                          kSteps = (Config::kKeys + kRowsAtATime - 1) / kRowsAtATime;
-    static_assert(kRowsAtATime % 4 == 0, "rows so far apart are swizzled alike, or by the other half of a line");
+    static_assert(kRowsAtATime % 4 == 0, "advance() toggles at most one bit of the swizzle");
     unsigned row, unit;
     __device__ __forceinline__ explicit ThreadUnits(unsigned thread) {
       unit = thread % kUnits;

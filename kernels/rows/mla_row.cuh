@@ -21,7 +21,7 @@ constexpr int kGroupLanes = Mla::kGroup / kRun;              // lanes that share
 constexpr int kStepGroups = kStep / Mla::kGroup;
 constexpr int kWarps = kernels::kRowsThreads / 32;
 
-static_assert(Mla::kNope % Mla::kGroup == 0 && kStep % Mla::kGroup == 0, "a group is in one run of its lanes");
+static_assert(Mla::kNope % Mla::kGroup == 0 && kStep % Mla::kGroup == 0, "a scale group does not cross steps");
 
 __device__ __forceinline__ constexpr int channel_of(int lane, int run) { return run * kStep + lane * kRun; }
 

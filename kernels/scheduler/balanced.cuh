@@ -22,7 +22,7 @@ namespace attune::scheduler {
 constexpr int kOverheadTiles = 2;  // of a work tile: an estimate
 constexpr int kCombineTiles = 4;   // of combining a few row blocks: an estimate
 constexpr int kMaxRowBlocks = kThreads, kMaxGroups = 256, kMaxTiles = 1 << 21;
-static_assert(kMaxTiles <= 1 << (31 - 10) && kMaxRowBlocks == 1 << 10, "a length and a number are one word");
+static_assert(kMaxTiles <= 1 << (31 - 10) && kMaxRowBlocks == 1 << 10, "tiles and index of a row block share a word");
 
 enum Balance { kUnchanged, kWhole, kStreamK };
 

@@ -58,7 +58,7 @@ __device__ __forceinline__ void run_work_tiles(const Smem& smem, const Run& run)
 // may name the next one of its block (balanced.cuh).
 template <class Smem, int kCluster = 1, bool kMixedBatch = false, bool kLowLatency = false>
 class TileScheduler {
-  static_assert(!kMixedBatch || kCluster == 1, "in a cluster the first tile is that of the index");
+  static_assert(!kMixedBatch || kCluster == 1, "a cluster's first tile does not come from the counter");
 
  public:
   // The 16-byte vectors of a work tile, one for each lane.

@@ -31,7 +31,7 @@ struct Config {
   static constexpr int kStep = kHalves ? kTile / 2 : kTile;
   static constexpr int kN8Tiles = kStep / 8;
   static constexpr int kBlocksOfTile = kBackwardRows / kRows;  // blocks of a tile of the list
-  static_assert(kTile == 16 || kTile == 32, "an accumulator line and a word of pairs have room for four eights");
+  static_assert(kTile == 16 || kTile == 32, "a thread's pairs fit a word: four tiles of N = 8");
   static_assert(kBackwardRows % kRows == 0, "blocks would cross the tiles of the lists");
   static_assert(kGradients != kernels::kGradients, "dq has a separate pass");
   static_assert(kGradients != kernels::kGradientDkDv || kernels::mma_has_dk_beside_dv(kHeadDimQk, kHeadDimV),

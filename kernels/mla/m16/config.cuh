@@ -24,7 +24,7 @@ struct M16Config {
                     !(Config::kDense && Config::kSparse),
                 "rows of 656 bytes or of 16-bit elements, in a cache");
   static_assert(kPitch % 128 == 16, "the same 16 bytes of eight rows lie in different banks");
-  static_assert(kKeysOfWarp == 8, "keys of a warp are the columns of a product");
+  static_assert(kKeysOfWarp == 8, "a warp's keys are the N = 8 of an mma");
 };
 
 using M16Storage = kernels::MlaM16Storage<M16Config::kStages, M16Config::kPitch>;

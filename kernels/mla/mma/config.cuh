@@ -38,7 +38,7 @@ struct MmaConfig {
   static constexpr int kOffset = ProblemConfig::kType == common::kFloat16 ? 7 : 0;
 
   static_assert(kRows == 16 || kRows == 32 || kRows == 64, "whole row tiles");
-  static_assert(kKeys == 16 || kKeys == 32, "keys are the depth of whole products, and rows of whole warps");
+  static_assert(kKeys == 16 || kKeys == 32, "a tile has one or two k-steps of PV");
   static_assert(kStages >= kernels::mla_mma_fewest_stages(ProblemConfig::kProducer) && kStages + 2 < kFlags,
                 "a tile is copied while the one before is multiplied");
   static_assert(!ProblemConfig::kTma, "threads copy rows one by one");

@@ -76,7 +76,7 @@ __device__ __forceinline__ char* mma_exponent_at(const WorkTileParams& p, int un
 __device__ __forceinline__ void mma_store_partial(const WorkTileParams& p, const MmaStorage& shared,
                                                   const MmaMainloop& a) {
   constexpr int kTilesOfScale = kChannelsOfScale / 8;
-  static_assert(MmaMainloop::kChannelTiles % kTilesOfScale == 0, "a warp's channels have scales of their own");
+  static_assert(MmaMainloop::kChannelTiles % kTilesOfScale == 0, "no scale is shared by two warps");
   const int unit = partial_idx(p, shared.work, shared.head_tile), lane = a.lane();
 #pragma unroll
   for (int m = 0; m < MmaMainloop::kM; ++m) {

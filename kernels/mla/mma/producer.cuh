@@ -47,7 +47,7 @@ class MmaProducer {
       multiply([](int) {});
     } else {
       constexpr int kOfChunk = kSteps / Dequant::kCount;
-      static_assert(kOfChunk >= 2 && kSteps % Dequant::kCount == 0, "all chunks have as many steps");
+      static_assert(kOfChunk >= 2 && kSteps % Dequant::kCount == 0, "all chunks have the same number of steps");
       const MmaFactor by = row_dequant.factor(false);
       unsigned codes[4];
       multiply([&](int step) {
@@ -89,7 +89,7 @@ class MmaProducer {
  private:
   static constexpr int kAhead = ProblemConfig::kDequant ? MmaConfig::kStages : MmaConfig::kStages - 1;
   static constexpr int kRowsOfWarp = 32 * MmaConfig::kKeys / MmaConfig::kProducerThreads;
-  static_assert(kRowsOfWarp % 4 == 0 && kRowsOfWarp <= 32, "a copy is of four rows");
+  static_assert(kRowsOfWarp % 4 == 0 && kRowsOfWarp <= 32, "a warp copies four rows at a time");
   static constexpr int kParts = 32 / kRowsOfWarp;  // parts of a row; one lane for each
   // The number of tiles whose rows a warp looks up at a time; whether lanes keep addresses, or the entries of the
   // table.

@@ -23,7 +23,7 @@ class DequantProducer {
   static constexpr int kLanes = 4, kRowsOfWarp = 32 / kLanes;              // lanes that dequantize a row
   static constexpr int kTilesLocated = kLanes;                             // tiles that are located together
   static_assert(!Config::kDequant || Config::kProducerThreads / 32 * kRowsOfWarp == kRowsOfBlock,
-                "a lane has one row of a tile");
+                "a lane locates one row of a tile");
 
   // Slices 1 to 4 have 128 fp8 channels each. In 584 the last slice has 64, and the rope channels; in 656 the rope
   // channels are a separate slice.

@@ -17,7 +17,7 @@ struct SwapAbConfig : M16Config {
   static constexpr int kProducerRegisters = kBlockM == 16 ? 56 : 48, kSoftmaxRegisters = 136,
                        kPvRegisters = kBlockM == 16 ? 184 : 192;
 
-  static_assert(kStages % 2 == 0, "a stage's tile_row_max are one group's, which knows that the other has read them");
+  static_assert(kStages % 2 == 0, "a stage's tile_row_max belongs to one warpgroup");
   static_assert(Config::kProducer == kernels::kMlaDequant656 && Packed::kGroups == kernels::kMlaScaleGroups &&
                     kRowBytes == Packed::kRowBytes && Packed::kHeadDim == Config::kHeadDimQk && kBlockM % 8 == 0,
                 "packed rows with a scale for each 128 channels");

@@ -135,7 +135,7 @@ __device__ __forceinline__ void copy_cached_tile(const WorkTileParams& p, const 
                                                  int kv_head, const SharedStorage& shared, unsigned to) {
   constexpr int kChunks = kernels::mma_chunks(kHeadDim), kSteps = kWarpRows * kChunks / 32,
                 kRowsOn = Layout::kSwizzled ? 32 / kChunks : 0;
-  static_assert(kWarpRows * kChunks % 32 == 0, "each lane copies as many pieces");
+  static_assert(kWarpRows * kChunks % 32 == 0, "all lanes copy the same number of chunks");
   const auto chunk_of = [](int lane, int step) {
     const int i = lane + step * 32;
     return Chunk{i / kChunks, i % kChunks};

@@ -58,8 +58,8 @@ struct Config {
   static constexpr int kMaxOffset = kType == common::kFloat16 ? 7 : 0;
 
   static_assert(!kQuantized || common::element_size(kCacheType) == 1, "a cache has q's type, or 8 bits");
-  static_assert(!kQuantized || (kHeadDimQk % 16 == 0 && kHeadDimV % 16 == 0), "rows of codes are whole pieces");
-  static_assert(kKeys == 16 || kKeys == 32 || kKeys == 64, "a bit for each key in a word or two");
+  static_assert(!kQuantized || (kHeadDimQk % 16 == 0 && kHeadDimV % 16 == 0), "rows of codes are whole chunks");
+  static_assert(kKeys == 16 || kKeys == 32 || kKeys == 64, "the key bits fit two words");
   static_assert(LayoutK::kPitch == kernels::mma_pitch(kHeadDimQk), "host and device agree on a row");
 };
 
