@@ -104,9 +104,9 @@ __device__ __forceinline__ void sync_consumers() {
 // sequences: 0 times a NaN of theirs would be NaN, and the bits of a sequence would depend on its neighbours.
 template <int kLines, int kRows>
 __device__ __forceinline__ void clear_rows(unsigned tile, int first) {
-  const int pieces = (kRows - first) * 8;
-  for (int i = static_cast<int>(threadIdx.x) - 128; i < kLines * pieces; i += 32 * Config::kConsumerWarps)
-    ptx::store_shared_zero(tile + (i / pieces * kRows + first) * 128 + i % pieces * 16);
+  const int chunks = (kRows - first) * 8;
+  for (int i = static_cast<int>(threadIdx.x) - 128; i < kLines * chunks; i += 32 * Config::kConsumerWarps)
+    ptx::store_shared_zero(tile + (i / chunks * kRows + first) * 128 + i % chunks * 16);
 }
 // For the block's keys, all of which enter dq. Called when they have arrived.
 __device__ __forceinline__ void zero_keys_past_end(const Smem& smem, const WorkTile& work) {

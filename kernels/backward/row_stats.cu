@@ -61,7 +61,7 @@ __device__ __forceinline__ float dot(const RowsOf& rows, int row) {
 
 // The same with loads of 16 bytes: eight lanes have a row, a warp four rows.
 struct EightLanes {
-  static constexpr int kPieces = ATTUNE_HEAD_DIM_V / 8;  // of a row; a lane has every eighth
+  static constexpr int kChunks = ATTUNE_HEAD_DIM_V / 8;  // of a row; a lane has every eighth
 
   __device__ __forceinline__ static float product(unsigned x, unsigned y) {
     if (ATTUNE_TYPE == common::kBFloat16) {
@@ -77,11 +77,11 @@ struct EightLanes {
   __device__ __forceinline__ static float dot(const char* out, const char* dout) {
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < (kPieces + 7) / 8; ++i) {
-      const int piece = static_cast<int>(threadIdx.x) % 8 + 8 * i;
-      if (out == nullptr || piece >= kPieces) continue;
-      const uint4 x = *reinterpret_cast<const uint4*>(out + 16 * piece);
-      const uint4 y = *reinterpret_cast<const uint4*>(dout + 16 * piece);
+    for (int i = 0; i < (kChunks + 7) / 8; ++i) {
+      const int chunk = static_cast<int>(threadIdx.x) % 8 + 8 * i;
+      if (out == nullptr || chunk >= kChunks) continue;
+      const uint4 x = *reinterpret_cast<const uint4*>(out + 16 * chunk);
+      const uint4 y = *reinterpret_cast<const uint4*>(dout + 16 * chunk);
       sum += product(x.x, y.x) + product(x.y, y.y) + (product(x.z, y.z) + product(x.w, y.w));
     }
     return sum_of_lanes<8>(sum);

@@ -13,22 +13,22 @@ namespace attune::prefill {
 // store to eight rows, which the swizzle puts into different banks.
 class XpackedKeys {
  public:
-  static constexpr int kPieces = (Config::kHeadDimQk + 15) / 16, kBlocks = (kPieces + 3) / 4;  // of 64 channels
+  static constexpr int kUnitsOfKey = (Config::kHeadDimQk + 15) / 16, kBlocks = (kUnitsOfKey + 3) / 4;  // of 64 channels
   static constexpr int kUnits = Config::kKeys / 8 * kBlocks, kSteps = (kUnits + 2) / 3;
 
   __device__ __forceinline__ XpackedKeys(unsigned raw, unsigned to, int thread)
       : warp_(thread / 32),
-        piece_(thread / 8 % 4),
+        unit_(thread / 8 % 4),
         from_(raw + thread % 32 * 16),
-        to_(to + thread % 8 * 128 + ((2 * piece_) ^ (thread % 8)) * 16) {}
+        to_(to + thread % 8 * 128 + ((2 * unit_) ^ (thread % 8)) * 16) {}
 
   // After kBlocks steps a warp is 24 keys further in the same block of channels.
   __device__ __forceinline__ bool has(int step) const {
     return (3 * step + 2 < kUnits || warp_ + 3 * step < kUnits) &&
-           (kPieces % 4 == 0 || 4 * block_of(step) + piece_ < kPieces);
+           (kUnitsOfKey % 4 == 0 || 4 * block_of(step) + unit_ < kUnitsOfKey);
   }
   __device__ __forceinline__ unsigned from(int step) const {
-    return from_ + eight_of(step) * (kPieces * 128) + block_of(step) * 512 + later(step) * (kPieces * 128);
+    return from_ + eight_of(step) * (kUnitsOfKey * 128) + block_of(step) * 512 + later(step) * (kUnitsOfKey * 128);
   }
   __device__ __forceinline__ unsigned to(int step, int half) const {
     return (to_ + block_of(step) * (Config::kKeys * 128) + (eight_of(step) + later(step)) * 1024) ^ (16 * half);
@@ -39,7 +39,7 @@ class XpackedKeys {
   __device__ __forceinline__ int eight_of(int step) const { return (warp_ + 3 * (step % kBlocks)) / kBlocks; }
   __device__ __forceinline__ static constexpr int later(int step) { return step / kBlocks * 3; }
 
-  int warp_, piece_;
+  int warp_, unit_;
   unsigned from_, to_;
 };
 

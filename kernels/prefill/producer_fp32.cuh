@@ -9,7 +9,7 @@
 
 #include "common/finish.cuh"
 #include "common/operand.cuh"
-#include "prefill/pieces.cuh"
+#include "prefill/row_vec4.cuh"
 #include "prefill/shared_storage.cuh"
 #include "ptx/shared.cuh"
 #include "scheduler/tile_scheduler.cuh"
@@ -50,7 +50,7 @@ class Fp32Producer {
 
   // --- Rows
 
-  using Row = PieceRow;
+  using Row = RowSource;
 
   // Loads kRows rows of kHeadDim channels and stores them as three bf16 tiles from `to` on. find: from a row's number
   // to its Row. empty, phase: the barrier to wait for before storing. The threads cover eight rows of 64 channels at a
@@ -59,29 +59,29 @@ class Fp32Producer {
   // rows_contiguous: neighbouring rows are contiguous in memory, neighbouring channels are not. Then neighbouring
   // threads have rows, not channels.
   template <int kType, int kHeadDim, int kRows, bool kVec4, class Find>
-  __device__ __forceinline__ void store_bf16x3(const Find& find, const Strided& place, unsigned to, unsigned empty,
+  __device__ __forceinline__ void store_bf16x3(const Find& find, const Strided& strides, unsigned to, unsigned empty,
                                                unsigned phase, bool rows_contiguous = false) const {
     // Units of four channels that a thread loads ahead. Blocks of 256 threads have registers for more.
     constexpr int kAtATime = !kVec4 ? 4 : Config::kConsumerGroups == 1 ? 16 : 8;
     constexpr int kBlocks = (kHeadDim + 63) / 64, kEights = kRows / 8, kTotal = kBlocks * kEights;
-    const int piece = rows_contiguous ? thread_ / 8 : thread_ % 16,
+    const int vec = rows_contiguous ? thread_ / 8 : thread_ % 16,
               first = rows_contiguous ? thread_ % 8 : thread_ / 16;
-    to += first * 128 + ((piece / 2 ^ first) << 4) + piece % 2 * 8;
+    to += first * 128 + ((vec / 2 ^ first) << 4) + vec % 2 * 8;
 #pragma unroll 1
     for (int begin = 0; begin < kTotal; begin += kAtATime) {
-      Piece pieces[kAtATime];
+      Vec4 vec4s[kAtATime];
 #pragma unroll
       for (int j = 0; j < kAtATime; ++j) {
         const int block = (begin + j) / kEights, row = (begin + j) % kEights * 8 + first;
         if (kTotal % kAtATime == 0 || begin + j < kTotal)
-          pieces[j] = load_piece<kType, kHeadDim, kVec4>(find(row), place, 64 * block + 4 * piece);
+          vec4s[j] = load_vec4<kType, kHeadDim, kVec4>(find(row), strides, 64 * block + 4 * vec);
       }
       ptx::wait_phase(empty, phase);
 #pragma unroll
       for (int j = 0; j < kAtATime; ++j) {
         if (kTotal % kAtATime != 0 && begin + j >= kTotal) break;
         float x[4];
-        to_floats<kType>(pieces[j], x);
+        to_floats<kType>(vec4s[j], x);
         unsigned low[common::kSplitParts], high[common::kSplitParts];
         common::split_pair(x[0], x[1], low);
         common::split_pair(x[2], x[3], high);
@@ -92,12 +92,12 @@ class Fp32Producer {
     }
   }
   template <int kType, int kHeadDim, int kRows, class Find>
-  __device__ __forceinline__ void store_bf16x3(const Find& find, const Strided& place, int vec4, unsigned to,
+  __device__ __forceinline__ void store_bf16x3(const Find& find, const Strided& strides, int vec4, unsigned to,
                                                unsigned empty, unsigned phase, bool rows_contiguous = false) const {
     if (vec4 != 0) {
-      store_bf16x3<kType, kHeadDim, kRows, true>(find, place, to, empty, phase);
+      store_bf16x3<kType, kHeadDim, kRows, true>(find, strides, to, empty, phase);
     } else {
-      store_bf16x3<kType, kHeadDim, kRows, false>(find, place, to, empty, phase, rows_contiguous);
+      store_bf16x3<kType, kHeadDim, kRows, false>(find, strides, to, empty, phase, rows_contiguous);
     }
   }
   __device__ __forceinline__ void producer_commit(unsigned full) const {

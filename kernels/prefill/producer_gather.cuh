@@ -212,20 +212,20 @@ class GatherProducer : Producer {
 
   // Copies x-packed K: units of 8 channels, one key for each lane.
   __device__ __forceinline__ void copy_xpacked_k(const char* from, unsigned to) const {
-    constexpr int kPieces = 2 * Config::kQkSteps;
+    constexpr int kChunks = 2 * Config::kQkSteps;
     const int lane = opaque_lane();
     const long long outer = 2 * p_.k.outer_stride;
     const bool there = from != nullptr;
     to += key_group() * 4096 + lane * 128 + (lane % 8 << 4);
     from += warp_in_group() * outer;
 #pragma unroll(kUnit)
-    for (int begin = 0; begin < kPieces; begin += kWarpsPerGroup, from += kWarpsPerGroup * outer) {
-      const int piece = begin + warp_in_group();
-      if (kPieces % kWarpsPerGroup != 0 && piece >= kPieces) break;
+    for (int begin = 0; begin < kChunks; begin += kWarpsPerGroup, from += kWarpsPerGroup * outer) {
+      const int chunk = begin + warp_in_group();
+      if (kChunks % kWarpsPerGroup != 0 && chunk >= kChunks) break;
 #pragma unroll
       for (int byte = 0; byte < 16; byte += kUnit)
-        copy((to ^ (piece % 8 << 4)) + piece / 8 * (Config::kKeys * 128) + byte, from + byte,
-             there && 8 * piece < Config::kHeadDimQk);
+        copy((to ^ (chunk % 8 << 4)) + chunk / 8 * (Config::kKeys * 128) + byte, from + byte,
+             there && 8 * chunk < Config::kHeadDimQk);
     }
   }
 

@@ -74,8 +74,8 @@ class NonfiniteRows {
                                                   const KeyRow& row, int channel) {
     if constexpr (Config::kFp32 || Config::kXpacked) {
       const bool cached = Config::kCached && key < t.num_cached;
-      const Strided place = cached ? Strided::of(values ? p.v : p.k) : Strided::of(values ? p.new_v : p.new_k);
-      return common::load_element(row.dtype, row.data, place.offset(channel)) * row.scale.at(channel);
+      const Strided strides = cached ? Strided::of(values ? p.v : p.k) : Strided::of(values ? p.new_v : p.new_k);
+      return common::load_element(row.dtype, row.data, strides.offset(channel)) * row.scale.at(channel);
     } else {
       return row.at(channel);
     }

@@ -23,14 +23,14 @@ __device__ __forceinline__ void zero_v_columns(unsigned at, int low, int high, i
     for (int i = 0; i < (Config::kChannels + kThreads - 1) / kThreads; ++i) {
       const int row = kThreads * i + thread;
       if (Config::kChannels % kThreads != 0 && row >= Config::kChannels) break;
-      const unsigned piece = at + (key / 16 * Config::kChannels + row) * 32 + ((key / 8 ^ row / 4) % 2) * 16;
+      const unsigned chunk = at + (key / 16 * Config::kChannels + row) * 32 + ((key / 8 ^ row / 4) % 2) * 16;
       unsigned x[4] = {};
       if (kept != 0) {
-        ptx::load_shared_four(piece, x);
+        ptx::load_shared_four(chunk, x);
 #pragma unroll
         for (int j = 0; j < 4; ++j) x[j] &= keep[j];
       }
-      ptx::store_shared_four(piece, x);
+      ptx::store_shared_four(chunk, x);
     }
   }
 }

@@ -10,67 +10,67 @@
 #include "common/finish.cuh"
 #include "prefill/mma/fp32_storage.cuh"
 #include "prefill/mma/mask.cuh"
-#include "prefill/pieces.cuh"
+#include "prefill/row_vec4.cuh"
 #include "ptx/shared.cuh"
 #include "scheduler/work_tiles.cuh"
 
 namespace attune::prefill_mma {
 
 using kernels::Fp32Rows;
-using prefill::Piece, prefill::PieceRow, prefill::Strided;
+using prefill::Vec4, prefill::RowSource, prefill::Strided;
 
-// Stores kRows rows of kHeadDim channels as three tiles from `to` on. find: from a row's number to its PieceRow.
+// Stores kRows rows of kHeadDim channels as three tiles from `to` on. find: from a row's number to its RowSource.
 // rows_contiguous: neighbouring rows are contiguous in memory and neighbouring channels are not, so neighbouring
 // threads have rows.
 template <int kType, int kHeadDim, int kRows, bool kVec4, class Find>
-__device__ __forceinline__ void store_parts(const Find& find, const Strided& place, unsigned to,
+__device__ __forceinline__ void store_parts(const Find& find, const Strided& strides, unsigned to,
                                             bool rows_contiguous = false) {
   using Layout = common::RowLayout<kernels::mma_chunks(kHeadDim)>;
   // units of four channels in a row; in all
-  constexpr int kPieces = 2 * kernels::mma_chunks(kHeadDim), kTotal = kRows * kPieces;
+  constexpr int kVec4s = 2 * kernels::mma_chunks(kHeadDim), kTotal = kRows * kVec4s;
   constexpr int kSteps = (kTotal + Config::kThreads - 1) / Config::kThreads,
                 kMost = kVec4 && Config::kQPartsInRegisters ? 8 : 4,
                 kAtATime = kSteps < kMost ? kSteps : kMost;  // that a thread loads ahead
   constexpr int kPart = kRows * Layout::kPitch;
 #pragma unroll 1
   for (int begin = static_cast<int>(threadIdx.x); begin < kTotal; begin += kAtATime * Config::kThreads) {
-    Piece pieces[kAtATime];
-    const auto row_of = [&](int i) { return rows_contiguous ? i % kRows : i / kPieces; };
-    const auto piece_of = [&](int i) { return rows_contiguous ? i / kRows : i % kPieces; };
+    Vec4 vec4s[kAtATime];
+    const auto row_of = [&](int i) { return rows_contiguous ? i % kRows : i / kVec4s; };
+    const auto vec4_of = [&](int i) { return rows_contiguous ? i / kRows : i % kVec4s; };
     const auto has = [&](int i) { return kTotal % (kAtATime * Config::kThreads) == 0 || i < kTotal; };
 #pragma unroll
     for (int j = 0; j < kAtATime; ++j) {
       const int i = begin + j * Config::kThreads;
-      if (has(i)) pieces[j] = prefill::load_piece<kType, kHeadDim, kVec4>(find(row_of(i)), place, 4 * piece_of(i));
+      if (has(i)) vec4s[j] = prefill::load_vec4<kType, kHeadDim, kVec4>(find(row_of(i)), strides, 4 * vec4_of(i));
     }
 #pragma unroll
     for (int j = 0; j < kAtATime; ++j) {
       const int i = begin + j * Config::kThreads;
       if (!has(i)) break;
       float x[4];
-      prefill::to_floats<kType>(pieces[j], x);
+      prefill::to_floats<kType>(vec4s[j], x);
       unsigned low[kParts], high[kParts];
       common::split_pair(x[0], x[1], low);
       common::split_pair(x[2], x[3], high);
-      const unsigned at = to + Layout::offset(row_of(i), piece_of(i) / 2) + piece_of(i) % 2 * 8;
+      const unsigned at = to + Layout::offset(row_of(i), vec4_of(i) / 2) + vec4_of(i) % 2 * 8;
 #pragma unroll
       for (int part = 0; part < kParts; ++part) ptx::store_shared_two(at + part * kPart, low[part], high[part]);
     }
   }
 }
 template <int kType, int kHeadDim, int kRows, class Find>
-__device__ __forceinline__ void store_parts(const Find& find, const Strided& place, int vec4, unsigned to,
+__device__ __forceinline__ void store_parts(const Find& find, const Strided& strides, int vec4, unsigned to,
                                             bool rows_contiguous = false) {
   if (vec4 != 0) {
-    store_parts<kType, kHeadDim, kRows, true>(find, place, to);
+    store_parts<kType, kHeadDim, kRows, true>(find, strides, to);
   } else {
-    store_parts<kType, kHeadDim, kRows, false>(find, place, to, rows_contiguous);
+    store_parts<kType, kHeadDim, kRows, false>(find, strides, to, rows_contiguous);
   }
 }
 
 __device__ __forceinline__ void load_queries(const WorkTileParams& p, const WorkTile& t, int head, const Fp32Rows& vec4,
                                              unsigned to) {
-  const auto find = [&](int row) -> PieceRow {
+  const auto find = [&](int row) -> RowSource {
     if (row >= t.num_tokens) return {nullptr, {1.0f}};
     return {p.q + 4 * common::row_offset(p, t.batch, t.q_begin, t.token_begin + row, head, p.q_batch_stride,
                                          p.q_row_stride, p.q_head_stride),
@@ -81,7 +81,7 @@ __device__ __forceinline__ void load_queries(const WorkTileParams& p, const Work
 
 // A cached row of K or V; data null: its page does not exist.
 template <bool kValues>
-__device__ __forceinline__ PieceRow cached_row(const WorkTileParams& p, const WorkTile& t, int kv_head, int key) {
+__device__ __forceinline__ RowSource cached_row(const WorkTileParams& p, const WorkTile& t, int kv_head, int key) {
   const kernels::KvPlane& plane = kValues ? p.v : p.k;
   const common::Slot s = common::find_slot(p, t.batch, key, kValues);
   if (!common::page_exists(p, s.page)) return {nullptr, {1.0f}};
@@ -90,7 +90,7 @@ __device__ __forceinline__ PieceRow cached_row(const WorkTileParams& p, const Wo
                                                  : common::scale_of(p, t, kv_head, key, kValues)};
 }
 template <bool kValues>
-__device__ __forceinline__ PieceRow dense_row(const WorkTileParams& p, const WorkTile& t, int kv_head, int key) {
+__device__ __forceinline__ RowSource dense_row(const WorkTileParams& p, const WorkTile& t, int kv_head, int key) {
   const kernels::NewRows& rows = kValues ? p.new_v : p.new_k;
   return {rows.data + 4 * (t.batch * rows.batch_stride + (t.kv_row + key - t.num_cached) * rows.row_stride +
                            kv_head * rows.head_stride),
@@ -102,7 +102,7 @@ __device__ __forceinline__ void load_tile(const WorkTileParams& p, const WorkTil
                                           const Fp32Rows& vec4, unsigned to) {
   constexpr int kHeadDim = kValues ? Config::kHeadDimV : Config::kHeadDimQk;
   const auto rows = [&](const auto& row_of) {
-    return [&](int row) -> PieceRow {
+    return [&](int row) -> RowSource {
       const int key = tile.start + row;
       if (key < tile.low || key >= tile.high) return {nullptr, {1.0f}};
       return row_of(p, t, kv_head, key);

@@ -12,16 +12,16 @@ namespace attune::prefill_mma {
 constexpr int kLaneChannels = (Config::kHeadDimV + 31) / 32;  // channels of O in a lane
 
 template <bool kValues>
-__device__ __forceinline__ PieceRow row_of_key(const WorkTileParams& p, const WorkTile& t, int kv_head, int key) {
+__device__ __forceinline__ RowSource row_of_key(const WorkTileParams& p, const WorkTile& t, int kv_head, int key) {
   const bool cached = Config::kCached && (!Config::kDense || key < t.num_cached);
   return cached ? cached_row<kValues>(p, t, kv_head, key) : dense_row<kValues>(p, t, kv_head, key);
 }
 template <bool kValues>
-__device__ __forceinline__ float element(const WorkTileParams& p, const WorkTile& t, int key, const PieceRow& row,
+__device__ __forceinline__ float element(const WorkTileParams& p, const WorkTile& t, int key, const RowSource& row,
                                          int channel) {
   if (Config::kCached && (!Config::kDense || key < t.num_cached)) {
-    const Strided place = Strided::of(kValues ? p.v : p.k);
-    return common::load_element(Config::kCacheType, row.data, place.offset(channel)) * row.scale.at(channel);
+    const Strided strides = Strided::of(kValues ? p.v : p.k);
+    return common::load_element(Config::kCacheType, row.data, strides.offset(channel)) * row.scale.at(channel);
   }
   return common::load_element(common::kFloat32, row.data,
                               Strided::of(kValues ? p.new_v : p.new_k).offset(channel));
@@ -38,7 +38,7 @@ __device__ __forceinline__ void recompute_row(const WorkTileParams& p, const Wor
   for (int begin = t.first_key; begin < t.end_key; begin += 32) {
     const int key = begin + lane;
     bool counts = key < t.end_key && rows.sees(p, t, token, key);
-    PieceRow k{nullptr, {1.0f}};
+    RowSource k{nullptr, {1.0f}};
     if (counts) k = row_of_key<false>(p, t, kv_head, key);
     counts = counts && k.data != nullptr && (key >= t.num_cached || common::has_value(p, t.batch, key));
     float s = -ptx::infinity();
@@ -59,7 +59,7 @@ __device__ __forceinline__ void recompute_row(const WorkTileParams& p, const Wor
     for (int j = 0; j < min(32, t.end_key - begin); ++j) {
       const float key_p = __shfl_sync(0xffffffffu, own_p, j);
       if (__shfl_sync(0xffffffffu, counts ? 1 : 0, j) == 0) continue;
-      const PieceRow v = row_of_key<true>(p, t, kv_head, begin + j);
+      const RowSource v = row_of_key<true>(p, t, kv_head, begin + j);
       row_sum += key_p;
 #pragma unroll
       for (int i = 0; i < kLaneChannels; ++i) {
