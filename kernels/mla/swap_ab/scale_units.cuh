@@ -57,7 +57,7 @@ class ScaleUnitWarp {
       ptx::wait_phase(smem_.work_full(slot), count / kernels::kWorkSlots % 2);
       if (smem_.head_tile(slot) == scheduler::kNoMoreWork) return;
       const WorkTile& work = smem_.work(slot);
-      follow_scales(cached_tile_end(work) - work.tile_begin);
+      run_work_tile(cached_tile_end(work) - work.tile_begin);
       __syncwarp();
       if (lane() == 0) ptx::arrive(smem_.work_empty(slot));
     }
@@ -73,7 +73,7 @@ class ScaleUnitWarp {
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
   // Runs all tiles of a work tile. A lane reads one group's scale of every eighth key.
-  __device__ __forceinline__ void follow_scales(int tiles) {
+  __device__ __forceinline__ void run_work_tile(int tiles) {
     unsigned unit = kLeast;
 #pragma unroll 1
     for (int i = 0; i < tiles; ++i) {
