@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+    from typing import TypeVar
+
+    Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Error(Exception):
@@ -41,7 +45,8 @@ _ELSEWHERE = {
     "logits_soft_cap": "softcap", "s_aux": "sinks", "block_table": "cache.page_table", "page_table": "cache.page_table",
     "k_descale": "cache.k_scale", "v_descale": "cache.v_scale", "cu_seqlens": "cu_seqlens_q", "cu_seqlens_k": "cu_seqlens_kv",
     "max_seqlen_k": "max_seqlen_kv", "seqused_k": "seqused_kv", "cache_seqlens": "seqused_kv",
-    "enable_gqa": "k (and v) with fewer heads, which needs no argument",
+    "enable_gqa": "k (and v) with fewer heads, which needs no argument", "query": "q", "key": "k", "value": "v",
+    "slot_mapping": "slots",
 }
 
 
@@ -54,8 +59,34 @@ def unknown_argument(name: object, known: Iterable[str]) -> str:
     if meant.startswith("mask_bits, or ") and "mask_bits" not in known:
         meant = meant[len("mask_bits, or ") :]
     elif re.split(r"\W", meant)[0] not in known:
-        meant = "".join(difflib.get_close_matches(str(name), known, 1, 0.75))
+        same = [other for other in known if other == meant.rpartition(".")[2] or (meant or name) in (_ELSEWHERE.get(other), other)
+                or _ELSEWHERE.get(other) == name]
+        meant = (same or difflib.get_close_matches(str(name), known, 1, 0.75) or [""])[0]
     return f"'{name}' is not an argument of this operation" + (f"; did you mean {meant}?" if meant else "")
+
+
+def refuse_unknown(function: str, named: Iterable[str], known: Iterable[str]) -> None:
+    """Raises WrongType for the first name that is no argument of the function."""
+    known = list(known)
+    for name in named:
+        if name not in known:
+            raise WrongType(f"{function}: {unknown_argument(name, known)}") from None
+
+
+def suggesting(function: Function) -> Function:
+    """The function, or __init__ of a class, whose error about an unknown keyword says which one was meant."""
+    code: Any = function.__code__
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        try:
+            return function(*args, **named)
+        except TypeError:
+            refuse_unknown(function.__qualname__.partition(".")[0], named, known)
+            raise
+
+    return call  # type: ignore[return-value]
 
 
 def whole(argument: str, value: object, least: int = 0, most: int = 2**63 - 1) -> int:

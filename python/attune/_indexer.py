@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ._errors import InvalidArgument, shape_of, whole
+from ._errors import InvalidArgument, shape_of, suggesting, whole
 from ._ops import _given, call, hand_out, make
 from ._records import Array, KVCache
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ._records import ArrayT
 
 
+@suggesting
 def indexer_topk(q: ArrayT, weights: Array, cache: KVCache, *, topk: int | None = None, q_scale: Array | None = None,
                  cu_seqlens_q: Array | None = None, seqused_kv: Array | None = None, causal: bool | None = None,
                  key_begin: Array | None = None, key_end: Array | None = None, form: Literal["slots", "positions"] | None = None,
@@ -46,6 +47,7 @@ def indexer_topk(q: ArrayT, weights: Array, cache: KVCache, *, topk: int | None 
     return hand_out(indices, q), hand_out(topk_length, q)
 
 
+@suggesting
 def indexer_scores(q: ArrayT, weights: Array, cache: KVCache, *, q_scale: Array | None = None, cu_seqlens_q: Array | None = None,
                    seqused_kv: Array | None = None, causal: bool | None = None, key_begin: Array | None = None,
                    key_end: Array | None = None, max_seqlen_kv: int | None = None, scores: Array | None = None,
@@ -67,6 +69,7 @@ def indexer_scores(q: ArrayT, weights: Array, cache: KVCache, *, q_scale: Array 
     return hand_out(scores, q)
 
 
+@suggesting
 def indexer_select(scores: ArrayT, *, topk: int | None = None, cache: KVCache | None = None, cu_seqlens_q: Array | None = None,
                    seqused_kv: Array | None = None, causal: bool | None = None, key_begin: Array | None = None,
                    key_end: Array | None = None, form: Literal["slots", "positions"] | None = None, slot_table: Array | None = None,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._errors import InvalidArgument, shape_of
+from ._errors import InvalidArgument, shape_of, suggesting
 from ._frameworks import array_dtype, dtype_name, empty, finish
 from ._records import Array, KVCache, Prologue
 
@@ -48,6 +48,7 @@ def _pair(first: Any, second: Any, like: Any) -> Any:
     return finish(first, like) if second is None else (finish(first, like), finish(second, like))
 
 
+@suggesting
 def qkv_prepare(q: Array | None = None, k: Array | None = None, v: Array | None = None, *, prologue: Prologue | None = None,
                 cu_seqlens_q: Array | None = None, seqused_kv: Array | None = None, finished: Array | None = None,
                 cache: KVCache | None = None, q_out: Array | None = None, k_out: Array | None = None,
@@ -97,6 +98,7 @@ if TYPE_CHECKING:
               stream: Any = None) -> ArrayT | tuple[ArrayT, ArrayT]: ...
 
 
+@suggesting
 def merge(partial_out: Array, partial_lse: Array, *, sinks: Array | None = None, out: Array | None = None,
           out_scale: Array | None = None, lse: Array | None = None, out_dtype: Any = None, return_lse: bool = False,
           stream: Any = None) -> Any:
@@ -124,6 +126,7 @@ def merge(partial_out: Array, partial_lse: Array, *, sinks: Array | None = None,
     return _pair(out, lse, partial_out)
 
 
+@suggesting
 def cache_append(cache: KVCache, k: Array, v: Array | None = None, *, slots: Array | None = None,
                  cu_seqlens: Array | None = None, seqused_kv: Array | None = None, finished: Array | None = None,
                  power_of_two_scales: bool = False, stream: Any = None) -> None:
@@ -140,18 +143,21 @@ def cache_append(cache: KVCache, k: Array, v: Array | None = None, *, slots: Arr
                                 finished=finished, power_of_two_scales=power_of_two_scales), stream)
 
 
+@suggesting
 def cache_quantize(cache: KVCache, k: Array, v: Array | None = None, *, power_of_two_scales: bool = False,
                    stream: Any = None) -> None:
     """Writes row i of k, v [tokens, num_heads_kv, head_dim] to slot i of the cache."""
     call("cache_quantize", _given(cache=cache, k=k, v=v, power_of_two_scales=power_of_two_scales), stream)
 
 
+@suggesting
 def cache_dequantize(cache: KVCache, k: Array, v: Array | None = None, *, stream: Any = None) -> Any:
     """Reads slot i of the cache to row i of k, v [tokens, num_heads_kv, head_dim], which are written and returned."""
     call("cache_dequantize", _given(cache=cache, k=k, v=v), stream)
     return k if v is None else (k, v)
 
 
+@suggesting
 def cache_gather(cache: KVCache, k: Array, v: Array | None = None, *, slots: Array | None = None,
                  cu_seqlens: Array | None = None, seqused_kv: Array | None = None, stream: Any = None) -> Any:
     """Reads rows of a cache to k, v [tokens, num_heads_kv, head_dim], which are written and returned.

@@ -6,7 +6,7 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any
 
-from ._errors import InvalidArgument, WrongType
+from ._errors import InvalidArgument, WrongType, suggesting
 
 if TYPE_CHECKING:
     from typing import Literal, Protocol, TypeVar
@@ -69,6 +69,7 @@ class KVCache(_Record):
     __slots__ = ("k", "v", "k_scale", "v_scale", "page_table", "v_page_table", "batch_index", "format", "layout", "page_size",
                  "ring_capacity")
 
+    @suggesting
     def __init__(self, k: Array, v: Array | None = None, *, k_scale: Array | None = None, v_scale: Array | None = None,
                  page_table: Array | None = None, v_page_table: Array | None = None, batch_index: Array | None = None,
                  format: Format | None = None, layout: Layout | None = None, page_size: int | None = None,
@@ -110,6 +111,7 @@ class Prologue(_Record):
                  "positions", "rope_offset", "rope_interleaved", "mrope_section", "mrope_interleaved", "append", "logn",
                  "power_of_two_scales")
 
+    @suggesting
     def __init__(self, *, qkv_scale: Array | None = None, q_bias: Array | None = None, k_bias: Array | None = None,
                  v_bias: Array | None = None, ia3_k: Array | None = None, ia3_v: Array | None = None,
                  ia3_task: Array | None = None, rope_cos_sin: Array | None = None, rope_table_index: Array | None = None,
@@ -140,6 +142,7 @@ class View(_Record):
 
     __slots__ = ("array", "dtype")
 
+    @suggesting
     def __init__(self, array: Array, dtype: DtypeName) -> None:
         self.array: Any = array
         self.dtype = dtype
@@ -154,6 +157,7 @@ class Spec(_Record):
 
     __slots__ = ("shape", "dtype", "cuda", "index")
 
+    @suggesting
     def __init__(self, shape: tuple[int, ...], dtype: DtypeName, device: str = "cpu") -> None:
         try:
             self.shape = tuple(map(operator.index, shape))

@@ -6,13 +6,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import _attention
-from ._errors import WrongType
+from ._errors import WrongType, suggesting
 from ._frameworks import is_torch
 
 if TYPE_CHECKING:
     import torch
 
 
+@suggesting
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
          is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> torch.Tensor:
     """What torch.nn.functional.scaled_dot_product_attention computes, in its order of axes: heads before tokens.

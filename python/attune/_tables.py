@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from . import _core
-from ._errors import WrongType, whole
+from ._errors import WrongType, suggesting, whole
 from ._frameworks import framework_of
 from ._records import Array, View
 
@@ -61,18 +61,21 @@ def rope_frequencies(dim: int, *, style: RopeStyle = "linear", **fields: Unpack[
     return _core.rope_frequencies({"style": style, "dim": dim, **fields})
 
 
+@suggesting
 def logn_table(max_position: int, num_positions: int, *, like: Array | None = None) -> Any:
     """float32 [num_positions]: ln(p + 1) / ln(max_position) for p > max_position, else 1."""
     most, count = whole("max_position", max_position), whole("num_positions", num_positions, most=2**31)
     return _table((count,), like, lambda out: _core.logn_table(most, count, out))
 
 
+@suggesting
 def alibi_slopes(num_heads: int, *, like: Array | None = None) -> Any:
     """float32 [num_heads]: the slopes of the ALiBi paper. They are positive and are added times key - query."""
     count = whole("num_heads", num_heads, least=1, most=2**16)
     return _table((count,), like, lambda out: _core.alibi_slopes(count, out))
 
 
+@suggesting
 def t5_bucket(relative_position: int, num_buckets: int, max_distance: int, bidirectional: bool) -> int:
     """The T5 bucket of key position - query position."""
     if isinstance(bidirectional, (str, bytes)):  # which would always be true
@@ -81,6 +84,7 @@ def t5_bucket(relative_position: int, num_buckets: int, max_distance: int, bidir
                            whole("max_distance", max_distance), bool(bidirectional))
 
 
+@suggesting
 def kv_page_bytes(format: Literal["mla_656", "mla_584"], page_size: int) -> int:
     """Bytes of one page of "mla_656" or "mla_584", padding included."""
     return _core.kv_page_bytes(format, whole("page_size", page_size))

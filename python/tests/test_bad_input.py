@@ -137,6 +137,37 @@ def test_attention(positional, named, kind, message):
     assert isinstance(raised.value, attune.Error)
 
 
+MISSPELT = {
+    "sdpa": (lambda: attune.sdpa(Q, K, V, is_casual=True), "sdpa: 'is_casual' is_causal"),
+    "sdpa as of attention": (lambda: attune.sdpa(Q, K, V, causal=True), "is_causal"),
+    "sdpa as of torch": (lambda: attune.sdpa(query=Q, key=K, value=V), "sdpa: 'query' q"),
+    "KVCache": (lambda: attune.KVCache(*TABLES, page_tabel=K), "KVCache: 'page_tabel' page_table"),
+    "KVCache as of others": (lambda: attune.KVCache(*TABLES, block_table=K), "KVCache: 'block_table' page_table"),
+    "Prologue": (lambda: attune.Prologue(rope_cos_sine=K), "Prologue: 'rope_cos_sine' rope_cos_sin"),
+    "Spec": (lambda: attune.Spec((1, 2, 3), "float32", devcie="cpu"), "Spec: 'devcie' device"),
+    "View": (lambda: attune.View(K, dtyp="int8"), "View: 'dtyp' dtype"),
+    "merge": (lambda: attune.merge(Q, Q, retrun_lse=True), "merge: 'retrun_lse' return_lse"),
+    "qkv_prepare": (lambda: attune.qkv_prepare(Q, prolog=1), "qkv_prepare: 'prolog' prologue"),
+    "cache_append": (lambda: attune.cache_append(INDEX_CACHE, K, slot_mapping=1), "cache_append: 'slot_mapping' slots"),
+    "cache_quantize": (lambda: attune.cache_quantize(INDEX_CACHE, K, power_of_2_scales=1), "power_of_two_scales"),
+    "cache_dequantize": (lambda: attune.cache_dequantize(INDEX_CACHE, K, steam=1), "stream"),
+    "cache_gather": (lambda: attune.cache_gather(INDEX_CACHE, K, slot=1), "slots"),
+    "indexer_topk": (lambda: attune.indexer_topk(Q, Q, INDEX_CACHE, top_k=1), "indexer_topk: 'top_k' topk"),
+    "indexer_scores": (lambda: attune.indexer_scores(Q, Q, INDEX_CACHE, qscale=1), "q_scale"),
+    "indexer_select": (lambda: attune.indexer_select(Q, top_k=1), "topk"),
+    "alibi_slopes": (lambda: attune.alibi_slopes(8, lik=Q), "like"),
+    "kv_page_bytes": (lambda: attune.kv_page_bytes("mla_656", pagesize=3), "page_size"),
+}
+
+
+@pytest.mark.parametrize("name", MISSPELT)
+def test_a_misspelt_argument(name):
+    call, said = MISSPELT[name]
+    *begin, meant = said.split(" ")  # "function: 'given' meant", or what was meant alone
+    with pytest.raises(attune.WrongType, match=f"{' '.join(begin)} ?.*is not an argument of this operation; did you mean {meant}[?]$"):
+        call()
+
+
 OTHERS = {
     "warm": (lambda: attune.warm([{"k": K}]), ValueError, r"attentions\[0\]: q is absent"),
     "warm a string": (lambda: attune.warm(["x"]), TypeError, r"calls\[0\] is 'x'; a dict"),
