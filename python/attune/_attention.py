@@ -7,7 +7,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from . import _core
-from ._errors import InvalidArgument, WrongType
+from ._errors import InvalidArgument, Unsupported, WrongType
 from ._frameworks import array_dtype, dtype_name, empty, finish, framework_of
 from ._records import Array, KVCache, Prologue, parse_device
 
@@ -182,8 +182,14 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_d
                                   "current stream and its memory serve them")
         if grad or tracer.is_compiling():
             return tracer.attention(q, k, v, fields, out_dtype, return_lse, return_max_logits)
-    arguments = _arguments(q, k, v, fields, out_dtype, return_lse, return_max_logits)
-    return finish(_core.attention(arguments, workspace, stream), q)
+    try:
+        arguments = _arguments(q, k, v, fields, out_dtype, return_lse, return_max_logits)
+        return finish(_core.attention(arguments, workspace, stream), q)
+    except Exception:
+        for name, value in (("q", q), ("k", k), ("v", v)):
+            if getattr(value, "is_nested", False) is True:
+                raise Unsupported(f"{name} is a nested tensor; cu_seqlens_q and cu_seqlens_kv are for ragged sequences") from None
+        raise
 
 
 class Plan(_core.Plan):
@@ -330,4 +336,6 @@ def _head_dim_v(v: Any, fields: dict[str, Any]) -> int | None:
             return 512 if cache.format in (None, "plain", "mla_656", "mla_584") else None
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return None
-    raise InvalidArgument("head_dim_v is not given, and there is no v to take it from")
+    if cache is None and fields.get("k") is None:
+        raise InvalidArgument("k and cache are absent; one of them is needed")
+    raise InvalidArgument("v and head_dim_v are absent; one of them is needed, V being the first head_dim_v columns of K without v")

@@ -127,12 +127,12 @@ void fill_field(std::byte* base, const Field& field, const char* scope, nb::hand
     case Kind::kCache:
     case Kind::kReadCache:
       if (!nb::isinstance(value, classes().kv_cache))
-        type_error(name.text() + " is " + text(nb::repr(value)) + "; an attune.KVCache is expected");
+        type_error(name.text() + " is " + text(nb::repr(value.type())) + "; an attune.KVCache is expected");
       return fill_from_record(to, kv_cache_table(), classes().kv_cache,
                               field.kind == Kind::kCache ? "cache." : "extra_cache.", value, arrays);
     case Kind::kPrologue:
       if (!nb::isinstance(value, classes().prologue))
-        type_error(name.text() + " is " + text(nb::repr(value)) + "; an attune.Prologue is expected");
+        type_error(name.text() + " is " + text(nb::repr(value.type())) + "; an attune.Prologue is expected");
       return fill_from_record(to, prologue_table(), classes().prologue, "prologue.", value, arrays);
   }
 }

@@ -170,10 +170,12 @@ float* host_floats(nb::handle array, int64_t count) {
   Arrays arrays;
   const attune_tensor tensor = arrays.view({"", "out"}, array, Arrays::Use::kWrite);
   int64_t dense = 1;
+  bool in_order = true;
   for (int i = tensor.rank - 1; i >= 0; --i) {
-    if (tensor.stride[i] != dense && tensor.shape[i] != 1) invalid_argument("out must be dense");
+    in_order &= tensor.stride[i] == dense || tensor.shape[i] == 1;
     dense *= tensor.shape[i];
   }
+  if (!in_order && dense > 0) invalid_argument("out must be dense");  // strides of no elements may be anything
   if (arrays.device().type != ATTUNE_DEVICE_CPU || tensor.dtype != ATTUNE_FLOAT32 || dense < count)
     invalid_argument("out must be a float32 array in host memory of " + std::to_string(count) + " elements");
   return static_cast<float*>(tensor.data);

@@ -120,6 +120,11 @@ def test_what_has_no_backward_is_refused_by_name():
         attune.attention(q, k, v, return_max_logits=True, **offsets)
     with pytest.raises(ValueError, match="v is None, and q requires grad"):
         attune.attention(q, k, **offsets)
+    for name, given in (("k", (q, k.detach().numpy(), v)), ("v", (q, k, v.detach().numpy()))):
+        with pytest.raises(TypeError, match=f"^{name} is <class 'numpy.ndarray'>, and . requires grad: gradients need tensors of torch$"):
+            attune.attention(*given, **offsets)
+    with pytest.raises(TypeError, match="^sinks is <class 'numpy.ndarray'>, and q requires grad"):
+        attune.attention(q, k, v, sinks=torch.zeros(4).numpy(), **offsets)
     for name, value in (("alibi_slopes", torch.ones(4)), ("softmax_scale", torch.tensor(0.3))):
         with pytest.raises(ValueError, match=f"{name} requires grad, and has no gradient"):
             attune.attention(q, k, v, **{name: value.requires_grad_()}, **offsets)

@@ -97,7 +97,9 @@ ATTENTION = [
     ((Q, K, V[:, :1]), {}, ValueError, r"v.shape\[1\] is 1; it must be 2"),
     ((Q[::-1], K, V), {}, ValueError, r"q.stride\[0\] is -64; it must be >= 0"),
     ((Q[:, :0], K, V), {}, ValueError, "q has 0 heads"),
-    ((Q,), {"cache": (K, V)}, TypeError, "(?s)cache is .*; an attune.KVCache is expected"),
+    ((Q,), {"cache": (K, V)}, TypeError, "^cache is <class 'tuple'>; an attune.KVCache is expected"),
+    ((Q,), {}, ValueError, "^k and cache are absent; one of them is needed$"),
+    ((Q, K), {}, ValueError, "^v and head_dim_v are absent; one of them is needed, V being the first head_dim_v columns of K without v$"),
     ((Q,), scalar_lengths(cache=attune.KVCache(TABLES[0], SCALAR)), ValueError, "cache.v.rank is 1"),
     ((Q,), scalar_lengths(cache=attune.KVCache(TABLES[0], V[0], layout="xpacked")), ValueError, "cache.k.rank is 4; it must be 5"),
     ((Q,), scalar_lengths(cache=attune.KVCache(None), head_dim_v=16), ValueError, "k and cache.k are both absent"),
@@ -118,7 +120,7 @@ ATTENTION = [
     ((Q, K, V), {"sinks": 1.0}, TypeError, "sinks is <class 'float'>; an array is expected"),
     ((Q, K, V), {"mask_bits": np.ones((5, 5), bool)}, TypeError, "mask_bits is bool; .* numpy.packbits"),
     ((Q, K, V), {"cu_seqlens_q": [0, 5]}, TypeError, "cu_seqlens_q is <class 'list'>; an array is expected"),
-    ((Q, K, V), {"prologue": {}}, TypeError, "prologue is {}; an attune.Prologue is expected"),
+    ((Q, K, V), {"prologue": {}}, TypeError, "^prologue is <class 'dict'>; an attune.Prologue is expected"),
     ((Q, K, V), {"workspace": [1]}, TypeError, "workspace is <class 'list'>; an array is expected"),
     ((Q, K, V), {"softmax_scale": 1e-50}, ValueError, "softmax_scale is 1e-50, which is 0 as a float32"),
     ((Q, K, V), {"softcap": -1e-50}, ValueError, "softcap is -1e-50, which is 0 as a float32"),
@@ -216,6 +218,10 @@ def test_empty_batches():
     assert attune.attention(Q[None][:0], K[None][:0], V[None][:0]).shape == (0, 5, 4, 16)
     out, lse = attune.attention(Q, K[:0], V[:0], return_lse=True)
     assert (out == 0).all() and (lse == -np.inf).all()
+
+
+def test_tables_of_no_rows():
+    assert attune.rope_table(0, 8).shape == (0, 8) and attune.logn_table(8, 0).shape == (0,)
 
 
 def test_a_deleted_query():

@@ -248,6 +248,11 @@ def test_other_things_are_refused_by_name():
         (TypeError, "q has dtype torch.float64", (q.double(), k.double(), v.double()), {}),
         (TypeError, "q is <class 'numpy.ndarray'>; sdpa takes tensors of torch, attune.attention other", (np.ones((2, 4, 5, 16)), k, v), {}),
         (TypeError, "v is <class 'numpy.ndarray'>; sdpa takes tensors", (q, k, v.numpy()), {}),
+        (TypeError, "^k is <class 'NoneType'>; sdpa takes tensors", (q, None, v), {}),
+        (TypeError, "^v is <class 'NoneType'>; sdpa takes tensors", (q, k, None), {}),
+        (NotImplementedError, "^q is on meta; tensors on cpu and cuda are", (q.to("meta"), k.to("meta"), v.to("meta")), {}),
+        (ValueError, "^k is on meta, but q on cpu", (q, k.to("meta"), v), {}),
+        (ValueError, "^attn_mask is on meta, but q on cpu", (q, k, v, torch.zeros(5, 7, device="meta")), {}),
         (NotImplementedError, "k is a nested tensor", (q, torch.nested.nested_tensor([torch.randn(4, 7, 16)]), v), {}),
     ]:
         with pytest.raises(kind, match=message):

@@ -95,6 +95,12 @@ def test_tensors_without_memory_are_refused_by_name():
     assert "\n" not in str(raised.value)
     with pytest.raises((TypeError, ValueError), match="^k "):
         attune.attention(q, k.to_sparse(), v)
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor([q, q], layout=layout)
+        for arrays in ((nested, k, v), (q, nested, v), (q, k, nested)):
+            name = "qkv"[[x is nested for x in arrays].index(True)]
+            with pytest.raises(NotImplementedError, match=f"^{name} is a nested tensor; cu_seqlens_q and cu_seqlens_kv are for ragged"):
+                attune.attention(*arrays)
     with pytest.raises(TypeError, match="cu_seqlens_q has dtype torch.uint16"):
         attune.attention(q, k, v, cu_seqlens_q=torch.tensor([0, 5], dtype=torch.uint16))
     with pytest.raises(ValueError, match="k is on cuda:3, but q is on the CPU; all arrays of a call must be on one device"):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import _attention, _core
-from .._errors import InvalidArgument, Unsupported
+from .._errors import InvalidArgument, Unsupported, WrongType
 from ._gradients import ARRAYS, GRADIENTS, TABLES, VALUES
 
 _INPUTS = (*GRADIENTS, *ARRAYS)
@@ -39,6 +39,8 @@ def attention(arguments: dict[str, Any], out_dtype: Any, return_lse: bool, retur
         _refuse_transforms(arguments)
     for name, value in arguments.items():
         if name in _INPUTS or name in VALUES:
+            if name in _INPUTS and not isinstance(value, torch.Tensor):
+                raise WrongType(f"{name} is {type(value)!r}, and {_first_wanted(arguments)} requires grad: gradients need tensors of torch")
             if name not in GRADIENTS and isinstance(value, torch.Tensor) and value.requires_grad:
                 raise InvalidArgument(f"{name} requires grad, and has no gradient: pass {name}.detach()")
             continue

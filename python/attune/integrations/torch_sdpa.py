@@ -75,7 +75,7 @@ def without_zero_scale(q: torch.Tensor, scale: float | None) -> tuple[torch.Tens
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> None:
     for name, x in (("q", q), ("k", k), ("v", v), ("attn_mask", mask)):
-        if x is None:
+        if x is None and name == "attn_mask":
             continue
         if not isinstance(x, torch.Tensor):
             raise WrongType(f"{name} is {type(x)!r}; sdpa takes tensors of torch, attune.attention other arrays, too")
@@ -83,6 +83,10 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
             raise Unsupported(f"{name} is a nested tensor; attune.attention has cu_seqlens_q for ragged sequences")
         if name != "attn_mask" and x.dim() < 2:
             raise InvalidArgument(f"{name} has shape {list(x.shape)}; [..., heads, seqlen, head_dim] is expected")
+        if x.device != q.device:
+            raise InvalidArgument(f"{name} is on {x.device}, but q on {q.device}")
+    if q.device.type not in ("cpu", "cuda"):
+        raise Unsupported(f"q is on {q.device}; tensors on cpu and cuda are supported")
     if k.shape[-1] != q.shape[-1]:
         raise InvalidArgument(f"k has head_dim {k.shape[-1]}, but q {q.shape[-1]}")
     if v.shape[-2] != k.shape[-2]:
