@@ -337,10 +337,13 @@ def test_context_attention_fwd_refusals():
             call(k, k, interleaved_v_pack_factor=factor)
     with pytest.raises(NotImplementedError, match="context_attention_fwd: alibi_slopes without causal"):
         call(k, k, alibi_slopes=torch.ones(4), causal=False)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'softcap'"):
+    with pytest.raises(TypeError, match="context_attention_fwd: 'softcap' is not an argument of this operation"):
         call(k, k, softcap=3.0)
     with pytest.raises(ValueError, match=f"k_cache.dtype is {q.dtype}; with kv_cache_dtype 'fp8_e5m2' it has elements of one byte"):
         context_attention_fwd(q, k, k, q.clone(), "fp8_e5m2", *caches, ints(TABLE[0]), ints(0, 7), ints(24), None, 7, None, None)
+    codes = [x.to(torch.float8_e4m3fn) for x in caches]
+    with pytest.raises(TypeError, match="k_scale is None; kv_cache_dtype 'fp8' needs a scale"):
+        context_attention_fwd(q, k, k, q.clone(), "fp8", *codes, ints(TABLE[0]), ints(0, 7), ints(24), None, 7, None, None)
 
 
 def unified(q, k, v, out, starts, lengths, table, *, window=(-1, -1), softcap=0.0, q_descale=None, k_descale=None, v_descale=None,

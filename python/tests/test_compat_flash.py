@@ -7,7 +7,8 @@ import pytest
 
 from places import TABLE, Here, everywhere, exact, ints, paged, rand, randn, start, torch  # noqa: F401
 
-from attune.compat import flash_attn, flash_attn_interface as flash_attn_3
+import attune
+from attune.compat import flash_attn, flash_attn_interface as flash_attn_3, flash_mla
 from compare import COMPUTE, dtype_name
 
 
@@ -233,3 +234,79 @@ def test_names_that_are_near_are_suggested():
                                ("attn_mask", "; did you mean attune.sdpa, which has attn_mask?"), ("zzz", "of this operation$")):
             with pytest.raises(TypeError, match=message if given == "zzz" else re.escape(message)):
                 module.flash_attn_func(x, x, x, **{given: 1.0})
+
+
+def test_names_of_the_other_version_are_suggested():
+    x = torch.randn(1, 4, 2, 16)
+    for module, given, meant in ((flash_attn, "page_table", "block_table"), (flash_attn_3, "block_table", "page_table")):
+        with pytest.raises(TypeError, match=f"flash_attn_with_kvcache: '{given}' is not an argument .*; did you mean {meant}[?]"):
+            module.flash_attn_with_kvcache(x, x, x, cache_seqlens=4, **{given: ints([0])})
+    with pytest.raises(TypeError, match="flash_mla_with_kvcache: 'block_tabel' is not an argument .*; did you mean block_table[?]"):
+        flash_mla.flash_mla_with_kvcache(x, x, block_tabel=x)
+
+
+def test_arguments_of_a_wrong_kind_are_named():
+    q, k = torch.randn(1, 4, 2, 16), torch.randn(1, 6, 2, 16)
+    ragged = (q[0], k[0], k[0], ints(0, 4), ints(0, 6))
+    for module in (flash_attn, flash_attn_3):
+        for function, arguments, options, message in [
+            ("flash_attn_func", (q, None, None), {}, "flash_attn_func: k is <class 'NoneType'>; a tensor of torch is expected"),
+            ("flash_attn_func", (q, k, None), {}, "flash_attn_func: v is <class 'NoneType'>; a tensor"),
+            ("flash_attn_func", (q, k, k), {"window_size": 3}, "window_size is 3; a pair is expected: keys to the left and to the right, -1"),
+            ("flash_attn_func", (q, k, k), {"window_size": (1, 2, 3)}, r"window_size is \(1, 2, 3\); a pair is expected"),
+            ("flash_attn_varlen_func", (*ragged, None, 6), {}, "flash_attn_varlen_func: max_seqlen_q is None; an int is expected"),
+            ("flash_attn_with_kvcache", (q, k, k), {"cache_seqlens": [6]}, "cache_seqlens is <class 'list'>; a tensor of torch or an int is"),
+            ("flash_attn_with_kvcache", (q, k, k), {"cache_seqlens": 6, "cache_leftpad": 1}, "cache_leftpad is <class 'int'>; a tensor of torch"),
+        ]:
+            with pytest.raises(TypeError, match=message) as raised:
+                getattr(module, function)(*arguments, **options)
+            assert isinstance(raised.value, attune.WrongType)
+    for slopes, message in ((torch.rand(3), r"alibi_slopes has shape \[3\]; q has 2 heads"), ([0.5, 0.5], "alibi_slopes is <class 'list'>")):
+        with pytest.raises((TypeError, ValueError), match=message):
+            flash_attn.flash_attn_func(q, k, k, alibi_slopes=slopes)
+
+
+def test_errors_name_the_arguments_of_these_calls():
+    q, pages = torch.randn(1, 4, 2, 16), torch.randn(3, 8, 2, 16)
+    for module, table in ((flash_attn, "block_table"), (flash_attn_3, "page_table")):
+        with pytest.raises(ValueError, match="^cache_seqlens.dtype is int64"):
+            module.flash_attn_with_kvcache(q, pages[:1], pages[:1], cache_seqlens=torch.tensor([6]))
+        with pytest.raises(ValueError, match=f"^{table}.dtype is int64"):
+            module.flash_attn_with_kvcache(q, pages, pages, cache_seqlens=ints(6), **{table: torch.tensor([[0]])})
+        with pytest.raises(ValueError, match="^v_cache has pages of 7 tokens, but k_cache of 8"):
+            module.flash_attn_with_kvcache(q, pages[:1], pages[:1, :7], cache_seqlens=ints(6))
+        with pytest.raises(ValueError, match=r"^cu_seqlens_k.shape\[0\] is 3; it must be 2"):
+            module.flash_attn_varlen_func(q[0], q[0], q[0], ints(0, 4), ints(0, 2, 4), 4, 4)
+
+
+@everywhere
+def test_a_scale_of_zero_weighs_all_keys_alike():
+    """In attune 0 stands for the default."""
+    q, k, v = randn(2, 5, 4, 16), randn(2, 7, 2, 16), randn(2, 7, 2, 16)
+    for module in (flash_attn, flash_attn_3):
+        dense = module.flash_attn_func(q, k, v, softmax_scale=0.0)
+        ragged = module.flash_attn_varlen_func(q[1], k[1], v[1], ints(0, 5), ints(0, 7), 5, 7, softmax_scale=0.0)
+        k_cache, v_cache = torch.cat([k, k[:, :5]], 1), torch.cat([v, v[:, :5]], 1)
+        cached = module.flash_attn_with_kvcache(q, k_cache, v_cache, k[:, :5], v[:, :5], cache_seqlens=7, softmax_scale=0.0, causal=True)
+        for b in range(2):
+            assert_same(dense[b], plain(q[b], k[b], v[b], scale=0)[0])
+            assert_same(cached[b], plain(q[b], k_cache[b], v_cache[b], scale=0, causal=True)[0])
+        assert_same(ragged, plain(q[1], k[1], v[1], scale=0)[0])
+
+
+def test_lengths_that_the_host_knows_are_held_to_the_cache():
+    q, cache, angles = torch.randn(1, 4, 2, 16), torch.randn(1, 9, 2, 16), torch.rand(8, 8)
+    new = {"k": q, "v": q}
+    for module in (flash_attn, flash_attn_3):
+        for options, message in [
+            ({"cache_seqlens": -1}, "cache_seqlens is -1; 0..9 is allowed"),
+            ({"cache_seqlens": 10}, "cache_seqlens is 10; 0..9 is allowed"),
+            ({"cache_seqlens": 6, **new}, "cache_seqlens is 6; 0..5 is allowed: the cache has room for 9 tokens, and 4 are new"),
+            ({"cache_seqlens": 5, "rotary_cos": angles, "rotary_sin": angles, **new}, "rotary_cos has 8 positions; tokens go up to position 8"),
+            ({"cache_seqlens": 4, "rotary_sin": angles, **new}, "rotary_cos is None, and rotary_sin is given"),
+            ({"cache_seqlens": 4, "rotary_cos": angles, **new}, "rotary_sin is None, and rotary_cos is given"),
+            ({"cache_seqlens": 4, "rotary_sin": angles}, "rotary_sin is given without k and v"),
+        ]:
+            with pytest.raises(ValueError, match=re.escape(message)):
+                module.flash_attn_with_kvcache(q, cache.clone(), cache.clone(), **options)
+        module.flash_attn_with_kvcache(q, cache.clone(), cache.clone(), cache_seqlens=4, rotary_cos=angles, rotary_sin=angles, **new)

@@ -12,7 +12,7 @@ import torch
 
 import attune
 
-from .._errors import unknown_argument
+from .._errors import refuse_unknown
 
 INFINITY = float("inf")
 
@@ -21,18 +21,42 @@ def refuse(function: str, argument: str, reason: str) -> NoReturn:
     raise NotImplementedError(f"{function}: {argument} {reason}")
 
 
+# Arguments of attune, and what callers of these modules may have in their place.
+_THEIRS = {"seqused_kv": ("cache_seqlens", "seqused_k", "cu_seqlens_k"), "cu_seqlens_q": ("cu_seqlens_qo",), "max_seqlen_q": ("max_seqlen_qo",),
+           "cu_seqlens_kv": ("cu_seqlens_k",), "max_seqlen_kv": ("max_seqlen_k",), "cache.page_table": ("block_table", "page_table"),
+           "cache.k": ("k_cache", "k"), "cache.v": ("v_cache", "v"), "cache.batch_index": ("cache_batch_idx",),
+           "cache.k_scale": ("k_descale",), "cache.v_scale": ("v_descale",), "prologue.rope_cos_sin": ("rotary_cos",),
+           "prologue.qkv_scale": ("q_descale",), "mask_bits": ("cache_leftpad",)}
+
+
 def suggesting(function: Any) -> Any:
-    """The function, whose error about an unknown keyword says which one was meant."""
-    known = tuple(inspect.signature(function).parameters)
+    """The function, whose errors have the names of its own arguments: one that is none, one of a wrong kind, and what attune says."""
+    parameters = inspect.signature(function).parameters
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for name in kwargs:
-            if name not in known:
-                raise attune.WrongType(f"{function.__name__}: {unknown_argument(name, known)}")
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except (AttributeError, TypeError, ValueError, NotImplementedError) as error:
+            refuse_unknown(function.__name__, kwargs, parameters)
+            for name, value in (*zip(parameters, args), *kwargs.items()):
+                _check_kind(f"{function.__name__}: {name}", str(parameters[name].annotation), value)
+            if isinstance(error, attune.Error):
+                names = {ours: next((name for name in theirs if name in parameters), ours)
+                         for ours, theirs in _THEIRS.items() if ours not in parameters}
+                raise in_their_words(error, names) from None
+            raise
 
     return call
+
+
+def _check_kind(argument: str, annotation: str, value: Any) -> None:
+    kinds = annotation.split(" | ")
+    if "torch.Tensor" in kinds and not isinstance(value, torch.Tensor):
+        if not (value is None and "None" in kinds) and not (isinstance(value, int) and "int" in kinds):
+            raise attune.WrongType(f"{argument} is {type(value)!r}; a tensor of torch{' or an int' * ('int' in kinds)} is expected") from None
+    elif kinds == ["int"] and value is None:
+        raise attune.WrongType(f"{argument} is None; an int is expected") from None
 
 
 def in_their_words(error: attune.Error, names: dict[str, str]) -> attune.Error:
@@ -67,7 +91,10 @@ def empty_rows_to(value: float, lse: torch.Tensor) -> torch.Tensor:
 
 def window(window_size: Any) -> dict[str, int]:
     """(left, right), -1 for no limit, as fields of attention."""
-    left, right = window_size
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):
+        raise attune.WrongType(f"window_size is {window_size!r}; a pair is expected: keys to the left and to the right, -1: no limit") from None
     return {name: int(n) for name, n in (("window_left", left), ("window_right", right)) if n is not None and n >= 0}
 
 

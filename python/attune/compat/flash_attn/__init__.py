@@ -20,12 +20,14 @@ __version__ = "2.8.4"
 
 
 def _score_fields(function: str, dropout_p: float, softmax_scale: float | None, causal: bool, window_size: Any, softcap: float,
-                  alibi_slopes: torch.Tensor | None, most: int) -> dict[str, Any]:
-    """most: queries or keys of a sequence."""
+                  alibi_slopes: torch.Tensor | None, heads: int, most: int) -> dict[str, Any]:
+    """heads: of q. most: queries or keys of a sequence."""
     if dropout_p:
         refuse(function, "dropout_p", f"is {dropout_p}; dropout is not supported")
     fields: dict[str, Any] = {"softmax_scale": softmax_scale, "causal": causal, "softcap": softcap or None, **window(window_size)}
     if alibi_slopes is not None:
+        if alibi_slopes.shape[-1:] != (heads,):
+            raise attune.InvalidArgument(f"{function}: alibi_slopes has shape {list(alibi_slopes.shape)}; q has {heads} heads")
         if causal or fields.get("window_right") == 0:
             fields["alibi_slopes"] = alibi_slopes
         else:
@@ -45,6 +47,8 @@ def _absolute_alibi(function: str, slopes: torch.Tensor, most: int) -> dict[str,
 def attend(q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, want_lse: bool, fields: dict[str, Any],
             empty_rows: float | None = INFINITY) -> tuple[torch.Tensor, torch.Tensor | None]:
     """empty_rows: lse of a row that sees nothing; None: as it is."""
+    if fields.get("softmax_scale") == 0:  # which in attune stands for the default
+        q, fields = q * 0 if q.element_size() > 1 else torch.zeros_like(q), {**fields, "softmax_scale": None}
     if not want_lse:
         return attune.attention(q, k, v, **fields), None
     if wants_gradients(q, k, v):  # a differentiable call makes its outputs
@@ -66,7 +70,7 @@ def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p
     Returns out, or (out, lse, None) with return_attn_probs: the probabilities are not kept.
     """
     fields = _score_fields("flash_attn_func", dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                           max(q.shape[1], k.shape[1]))
+                           q.shape[-2], max(q.shape[1], k.shape[1]))
     out, lse = attend(q, k, v, return_attn_probs, fields)
     return (out, lse, None) if return_attn_probs else out
 
@@ -92,7 +96,7 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu
     Returns out, or (out, lse [num_heads, total_q], None) with return_attn_probs.
     """
     fields = _score_fields("flash_attn_varlen_func", dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                           max(int(max_seqlen_q), int(max_seqlen_k)))
+                           q.shape[-2], max(int(max_seqlen_q), int(max_seqlen_k)))
     fields.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=int(max_seqlen_q))
     if block_table is None:
         fields.update(cu_seqlens_kv=cu_seqlens_k, max_seqlen_kv=int(max_seqlen_k))
@@ -137,7 +141,7 @@ def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: tor
     """
     cache = attune.KVCache(k_cache, v_cache, page_table=block_table, batch_index=cache_batch_idx)
     fields = _score_fields("flash_attn_with_kvcache", 0.0, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                           q.shape[1] + capacity(cache))
+                           q.shape[-2], q.shape[1] + capacity(cache))
     out, lse = attend_to_cache(q, k, v, cache, cache_seqlens, cache_leftpad, rotary_cos, rotary_sin, rotary_interleaved, window_size,
                                return_softmax_lse, fields)
     return (out, lse) if return_softmax_lse else out
@@ -160,20 +164,21 @@ def attend_to_cache(q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | N
     if not isinstance(cache_seqlens, torch.Tensor):
         if cache_seqlens is None and k is not None:
             raise ValueError("cache_seqlens is None; it must say where k and v go")
-        count = capacity(cache) if cache_seqlens is None else cache_seqlens
+        count = capacity(cache) if cache_seqlens is None else _count(cache_seqlens, cache, k, rotary_cos)
         cache_seqlens = torch.full((batch,), count, dtype=torch.int32, device=q.device)
     fields.update(cache=cache, seqused_kv=cache_seqlens)
     if cache_leftpad is not None:
         fields["mask_bits"] = _from_leftpad(cache_leftpad, capacity(cache), seqlen_q)
 
-    if k is None:
-        if rotary_cos is not None:
-            raise ValueError("rotary_cos is given without k and v")
-    else:
+    rotary = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
+    given = [name for name, table in rotary.items() if table is not None]
+    if given and k is None:
+        raise ValueError(f"{given[0]} is given without k and v")
+    if len(given) == 1:
+        raise ValueError(f"{'rotary_sin' if given[0] == 'rotary_cos' else 'rotary_cos'} is None, and {given[0]} is given")
+    if k is not None:
         prologue = attune.Prologue(append=True)
-        if rotary_cos is not None:
-            if rotary_sin is None:
-                raise ValueError("rotary_sin is None, and rotary_cos is given")
+        if rotary_cos is not None and rotary_sin is not None:
             prologue.rope_cos_sin = _cos_sin(rotary_cos, rotary_sin)
             prologue.rope_interleaved = rotary_interleaved
             prologue.rope_offset = rope_offset
@@ -186,6 +191,17 @@ def attend_to_cache(q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | N
             fields["seqused_kv"] = cache_seqlens + k.shape[1]
             k = v = None
     return attend(q, k, v, want_lse, fields, empty_rows)
+
+
+def _count(cache_seqlens: int, cache: attune.KVCache, k: torch.Tensor | None, rotary_cos: torch.Tensor | None) -> int:
+    """Lengths on the device are not looked at; one of the host is."""
+    count, new, room = int(cache_seqlens), 0 if k is None else k.shape[1], capacity(cache)
+    if not 0 <= count <= room - new:
+        why = f": the cache has room for {room} tokens, and {new} are new" if new else ""
+        raise attune.InvalidArgument(f"cache_seqlens is {count}; 0..{room - new} is allowed{why}")
+    if rotary_cos is not None and rotary_cos.shape[0] < count + new:
+        raise attune.InvalidArgument(f"rotary_cos has {rotary_cos.shape[0]} positions; tokens go up to position {count + new - 1}")
+    return count
 
 
 def _from_leftpad(leftpad: torch.Tensor, keys: int, rows: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 
 import attune
 
-from .._shared import INFINITY, empty_rows_to, in_their_words, lse_heads_first, refuse, wants_gradients
+from .._shared import INFINITY, empty_rows_to, in_their_words, lse_heads_first, refuse, suggesting, wants_gradients
 
 __version__ = "1.0.0"
 __all__ = ["get_mla_metadata", "flash_mla_with_kvcache", "flash_attn_varlen_func", "flash_attn_varlen_qkvpacked_func",
@@ -107,6 +107,7 @@ def _mla_cache(k_cache: torch.Tensor, is_fp8: bool, **fields: Any) -> attune.KVC
     return attune.KVCache(data, format="mla_584", layout="bytes", page_size=page_size, **fields)
 
 
+@suggesting
 def flash_mla_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, block_table: torch.Tensor | None,
                            cache_seqlens: torch.Tensor | None, head_dim_v: int, tile_scheduler_metadata: Any,
                            num_splits: torch.Tensor | None = None, softmax_scale: float | None = None, causal: bool = False,
@@ -165,6 +166,7 @@ def flash_mla_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, block_table: 
     return out, empty_rows_to(INFINITY, lse)
 
 
+@suggesting
 def flash_mla_sparse_fwd(q: torch.Tensor, kv: torch.Tensor, indices: torch.Tensor, sm_scale: float, d_v: int = 512,
                          attn_sink: torch.Tensor | None = None, topk_length: torch.Tensor | None = None,
                          indexer_topk: int = 0) -> tuple[torch.Tensor, ...]:
@@ -201,6 +203,7 @@ def _sparse_fwd(q: torch.Tensor, kv: torch.Tensor, indices: torch.Tensor, sm_sca
     return out, max_logits, lse
 
 
+@suggesting
 def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_qo: torch.Tensor,
                            cu_seqlens_kv: torch.Tensor, max_seqlen_qo: int, max_seqlen_kv: int, dropout_p: float = 0.0,
                            softmax_scale: float | None = None, causal: bool = False, deterministic: bool = False,
@@ -219,6 +222,7 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu
                             max_seqlen_kv=max_seqlen_kv, softmax_scale=softmax_scale, causal=causal, **lse)
 
 
+@suggesting
 def flash_attn_varlen_qkvpacked_func(qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, head_dim_qk: int,
                                      dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
                                      deterministic: bool = False,
@@ -229,6 +233,7 @@ def flash_attn_varlen_qkvpacked_func(qkv: torch.Tensor, cu_seqlens: torch.Tensor
                                   deterministic, is_varlen)
 
 
+@suggesting
 def flash_attn_varlen_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, cu_seqlens_qo: torch.Tensor, cu_seqlens_kv: torch.Tensor,
                                     max_seqlen_qo: int, max_seqlen_kv: int, head_dim_qk: int, dropout_p: float = 0.0,
                                     softmax_scale: float | None = None, causal: bool = False, deterministic: bool = False,

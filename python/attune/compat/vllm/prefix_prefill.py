@@ -7,7 +7,7 @@ import torch
 
 import attune
 
-from .._shared import first_element, int32, refuse
+from .._shared import first_element, int32, refuse, suggesting
 
 _FP8 = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
@@ -28,11 +28,12 @@ def _interleaved(k_cache: torch.Tensor, v_cache: torch.Tensor, table: torch.Tens
     return k_cache[named], blocks[named].transpose(2, 3).flatten(3), torch.where(there, copies, -1)
 
 
+@suggesting
 @torch.inference_mode()
 def context_attention_fwd(q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, o: torch.Tensor, kv_cache_dtype: str,
                           k_cache: torch.Tensor, v_cache: torch.Tensor, b_loc: torch.Tensor, b_start_loc: torch.Tensor,
-                          b_seq_len: torch.Tensor, max_seq_len: int | None, max_input_len: int, k_scale: torch.Tensor,
-                          v_scale: torch.Tensor, alibi_slopes: torch.Tensor | None = None, sliding_window: int | None = None,
+                          b_seq_len: torch.Tensor, max_seq_len: int | None, max_input_len: int, k_scale: torch.Tensor | None,
+                          v_scale: torch.Tensor | None, alibi_slopes: torch.Tensor | None = None, sliding_window: int | None = None,
                           sm_scale: float | None = None, skip_decode: bool = False,
                           fp8_out_scale: torch.Tensor | None = None, sinks: torch.Tensor | None = None,
                           is_block_table_ptr: bool = False, interleaved_v_pack_factor: int = 0, causal: bool = True) -> None:
@@ -75,6 +76,8 @@ def context_attention_fwd(q: torch.Tensor, k: torch.Tensor | None, v: torch.Tens
     cache = attune.KVCache(k_cache, v_cache, layout="xpacked", page_table=table)
     if kv_cache_dtype in _FP8:
         cache.k, cache.v = k_cache.view(_FP8[kv_cache_dtype]), v_cache.view(_FP8[kv_cache_dtype])
+        if k_scale is None or v_scale is None:
+            raise attune.WrongType(f"{'k_scale' if k_scale is None else 'v_scale'} is None; kv_cache_dtype {kv_cache_dtype!r} needs a scale")
         cache.k_scale, cache.v_scale = first_element(k_scale, q), first_element(v_scale, q)
     starts, lengths = int32(b_start_loc), int32(b_seq_len)
     attune.attention(q, k, v, cache=cache, cu_seqlens_q=starts, seqused_kv=lengths if k is None else lengths - starts.diff(),
