@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention for LLM inference, on the CPU and on NVIDIA Hopper, over arrays of torch, numpy, CuPy, JAX and all with DLPack.
+"""Attention for LLM inference, on the CPU and on NVIDIA GPUs from Ampere on, over arrays of torch, numpy, CuPy, JAX and all with DLPack.
 
     out = attune.attention(q, k, v, causal=True)
 

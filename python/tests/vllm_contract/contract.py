@@ -234,10 +234,13 @@ def test_what_is_taken(change):
     ({"device_capability": DeviceCapability(7, 5)}, "GPU of compute capability 7.5 takes.*head_size=64.*the kernels need 8.0"),
     ({"device_capability": DeviceCapability(8, 6), "head_size": 300}, "no kernel of Attune on a GPU of compute capability 8.6 takes.*"
      "head_size=300.*head_dim_qk:? 300"),
-    ({"use_mla": True}, "MLA not supported"), ({"use_sparse": True}, "sparse not supported"),
-    ({"use_mm_prefix": True}, "partial multimodal"), ({"attn_type": "encoder_only"}, "encoder_only"),
-    ({"use_non_causal": True}, "non-causal"), ({"use_batch_invariant": True}, "batch invariance"), ({"use_dcp": True, "has_sliding_window": True}, "has_sliding_window=True is not covered with DCP"),
-    ({"use_pcp": True}, "PCP"), ({"use_rswa": True}, "R-SWA"), ({"use_adaptive_verification": True}, "adaptive verification")])
+    ({"use_mla": True}, "MLA not supported: use_mla is True"), ({"use_sparse": True}, "sparse not supported: use_sparse is True"),
+    ({"use_mm_prefix": True}, "partial multimodal.*: use_mm_prefix is True"),
+    ({"attn_type": "encoder_only"}, "attention type encoder_only not supported: attn_type is encoder_only"),
+    ({"use_non_causal": True}, "non-causal.*: use_non_causal is True"),
+    ({"use_batch_invariant": True}, "batch invariance.*: use_batch_invariant is True"), ({"use_dcp": True, "has_sliding_window": True}, "has_sliding_window=True is not covered with DCP"),
+    ({"use_pcp": True}, "PCP.*: use_pcp is True"), ({"use_rswa": True}, "R-SWA.*: use_rswa is True"),
+    ({"use_adaptive_verification": True}, "adaptive verification: use_adaptive_verification is True")])
 def test_what_is_refused_when_an_engine_starts(change, reason):
     reasons = AttuneBackend.validate_configuration(**{**ASKED, **change})
     assert re.search(reason, reasons[0]), reasons

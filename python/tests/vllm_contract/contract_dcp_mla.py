@@ -88,7 +88,7 @@ def test_the_registry_is_asked_for_the_heads_of_all_ranks(ranks, monkeypatch):
 def test_what_is_declared(monkeypatch):
     asked = {**ASKED, "use_mla": True, "head_size": 576}
     assert AttuneMLABackend.validate_configuration(**asked, use_dcp=True) == []
-    assert "PCP not supported" in AttuneMLABackend.validate_configuration(**asked, use_dcp=True, use_pcp=True)
+    assert "PCP not supported: use_pcp is True" in AttuneMLABackend.validate_configuration(**asked, use_dcp=True, use_pcp=True)
     reasons = AttuneMLABackend.validate_configuration(**{**asked, "use_dcp": True, "device_capability": DeviceCapability(7, 5)})
     assert "the kernels need 8.0" in reasons[0]
     assert AttuneMLAImpl.lse_base_on_e and AttuneMLAImpl.can_return_lse_for_decode

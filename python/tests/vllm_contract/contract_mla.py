@@ -159,7 +159,8 @@ def test_what_is_refused():
         assert AttuneMLABackend.validate_configuration(**asked) == []
     assert AttentionBackendEnum.ATTUNE_MLA.get_class() is AttuneMLABackend
     for change, reason in (({"use_mla": False}, "non-MLA"), ({"use_sparse": True}, "sparse"), ({"use_pcp": True}, "PCP"),
-                           ({"kv_cache_dtype": "fp8_e5m2"}, "it is fp8_e5m2"), ({"head_size": 320}, "head_size"),
+                           ({"kv_cache_dtype": "fp8_e5m2"}, "it is fp8_e5m2"), ({"head_size": 320}, "head_size=320.*lacks head_dim_qk: 320"),
+                           ({"head_size": 600}, "head_size not supported: it is 600, and 320, .*576 are"),
                            ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype=fp8.*cuda_mla.*e4m3"),
                            ({"device_capability": DeviceCapability(7, 5)}, "the kernels need 8.0")):
         reasons = AttuneMLABackend.validate_configuration(**{**asked, **change})

@@ -106,11 +106,24 @@ class AttuneBackend(Validated):
                                 causal=True, **window)
 
 
+# What vLLM's own reasons say is not supported, by the field that asks for it.
+_FIELDS = {"MLA": "use_mla", "non-MLA": "use_mla", "sparse": "use_sparse", "non-sparse": "use_sparse", "attention sinks": "has_sink",
+           "per-head quant scales": "use_per_head_quant_scales", "compute capability": "device_capability",
+           "sliding window": "has_sliding_window", "R-SWA": "use_rswa", "non-causal attention": "use_non_causal",
+           "non-causal MLA attention with DCP": "use_non_causal", "batch invariance": "use_batch_invariant",
+           "KV connector": "use_kv_connector", "PCP": "use_pcp", "DCP": "use_dcp",
+           "partial multimodal token full attention": "use_mm_prefix", "device-cpu query lens mismatch": "use_adaptive_verification"}
+
+
 def _with_value(backend: type[Validated], reason: str, asked: dict[str, Any]) -> str:
-    field = reason.removesuffix(" not supported")
-    known = {"dtype": backend.supported_dtypes, "kv_cache_dtype": backend.supported_kv_cache_dtypes}.get(field)
-    if known is None:
+    what = reason.partition(" not supported")[0]
+    field = "attn_type" if what.startswith("attention type ") else _FIELDS.get(what, what)
+    if field not in asked:
         return reason
+    known = {"dtype": backend.supported_dtypes, "kv_cache_dtype": backend.supported_kv_cache_dtypes,
+             "head_size": backend.get_supported_head_sizes()}.get(field)
+    if known is None:
+        return f"{reason}: {field} is {asked[field]}"
     return f"{reason}: it is {asked[field]}, and {', '.join(map(str, known))} are"
 
 

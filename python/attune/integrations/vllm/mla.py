@@ -27,7 +27,7 @@ from .backend import Validated
 from .step import Kinds
 
 _DTYPES = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"]
-_HEADS, _LATENT = 16, 512  # the selector does not say them: AttuneMLAImpl asks again with the layer's
+_HEADS, _LATENT, _ROPE = 16, 512, 64  # the selector does not say them: AttuneMLAImpl asks again with the layer's
 
 
 @dataclass
@@ -146,6 +146,8 @@ class AttuneMLABackend(Validated, MLACommonBackend):
 
     @classmethod
     def refusal(cls, asked: dict[str, Any]) -> str | None:
-        return coverage.refusal(asked["device_capability"], num_heads=_HEADS, num_kv_heads=1, head_size=asked["head_size"], dtype=asked["dtype"],
+        head_size = asked["head_size"]
+        latent = _LATENT if head_size >= _LATENT else head_size - _ROPE
+        return coverage.refusal(asked["device_capability"], num_heads=_HEADS, num_kv_heads=1, head_size=head_size, dtype=asked["dtype"],
                                 kv_cache_dtype=asked["kv_cache_dtype"], block_size=asked["block_size"], causal=True,
-                                head_dim_v=_LATENT, returns_lse=asked.get("use_dcp", False))
+                                head_dim_v=latent, returns_lse=asked.get("use_dcp", False))
