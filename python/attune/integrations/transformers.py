@@ -34,7 +34,8 @@ def attention_mask_function(batch_size: int, q_length: int, kv_length: int, q_of
                             **kwargs: Any) -> torch.Tensor | None:
     """None where causality and the window that the module passes say it all; else bool [batch, 1, q_length, kv_length].
 
-    Padding behind a sequence needs no mask then: only its own rows, which nobody reads, see it. Causality here is aligned to the last
+    Padding behind a sequence needs no mask then: only its own rows see it, which nobody reads but generate(), with a
+    warning of transformers. Causality here is aligned to the last
     key, so a cache with room after it needs a mask. A window is known to the module, a chunk is not.
     """
     _require_interface(kwargs.get("config"))
