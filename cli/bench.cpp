@@ -322,7 +322,7 @@ void add_bench_command(CLI::App& app) {
   CLI::Option* min_time = command->add_option("--min-time", options->min_time,
                                               "Seconds to spend on each case at least; on CUDA, of device time");
   check_range(min_time, 0.0, 3600.0)->capture_default_str()->excludes(reps);
-  command->add_option("--json", options->json, "Also write the results to this file");
+  command->add_option("--json", options->json, "Also write the results to this file")->check(refuse_empty);
   command->add_flag("--no-check", options->no_check, "Do not compare with the oracle first");
   command->add_flag("--no-ceilings", options->no_ceilings, "Do not measure the machine's ceilings");
   command->add_flag("--list", options->list, "Only list the names");

@@ -33,6 +33,9 @@ inline CLI::Option* check_range(CLI::Option* option, double least, double most) 
   return option->check(CLI::Range(least, most))->check(refuse_nan);
 }
 
+// Of an option that is a path: an empty one, of a variable that is not set, say, would be as if it were not given.
+inline std::string refuse_empty(const std::string& text) { return text.empty() ? "is empty; a path is expected" : ""; }
+
 void add_replay_command(CLI::App& app);
 void add_demo_command(CLI::App& app);
 void add_check_command(CLI::App& app);

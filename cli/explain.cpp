@@ -164,7 +164,7 @@ void add_explain_command(CLI::App& app) {
   whole("--seqlen-kv", o.seqlen_kv, "Keys of each, those of the queries included");
   whole("--page-size", o.page_size, "Tokens in a page of the KV cache");
   whole("--tensor-parallel", o.tensor_parallel, "Take the share of the heads that one of N devices holds");
-  command->add_option("--json", o.json, "Write the answer to this file as well");
+  command->add_option("--json", o.json, "Write the answer to this file as well")->check(refuse_empty);
   command->callback([options] { explain(*options); });
 }
 

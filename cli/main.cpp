@@ -11,6 +11,7 @@
 #include <sstream>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "attune/attune.hpp"
 #include "commands.h"
@@ -30,6 +31,43 @@ void reject_unknown_command(const CLI::App& app, int argc, char** argv) {
     known += (known.empty() ? "" : ", ") + command->get_name();
   }
   throw UserError(fmt::format("unknown command '{}'; known are {}", argv[1], known));
+}
+
+int distance(const std::string& a, const std::string& b) {  // edits
+  std::vector<int> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
+  for (size_t i = 0; i < a.size(); ++i) {
+    int diagonal = row[0]++;
+    for (size_t j = 0; j < b.size(); ++j) {
+      const int changed = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({changed, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+// CLI11 would list it and the words behind it, the last ones first.
+void reject_unknown_option(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2) return;
+  const CLI::App* command = nullptr;
+  for (const CLI::App* known : app.get_subcommands({}))
+    if (known->get_name() == argv[1]) command = known;
+  for (int i = 2; command != nullptr && i < argc; ++i) {
+    const std::string word(argv[i]), name = word.substr(0, word.find('='));
+    if (name == "--") return;
+    if (name.rfind("--", 0) != 0 || command->get_option_no_throw(name) != nullptr) continue;
+    std::string nearest;
+    int edits = 3;
+    for (const CLI::Option* option : command->get_options()) {
+      for (const std::string& known : option->get_lnames()) {
+        const int more = distance(name, "--" + known);
+        if (more < edits) edits = more, nearest = "--" + known;
+      }
+    }
+    const std::string hint = nearest.empty() ? "" : "; did you mean " + nearest + "?";
+    throw UserError(fmt::format("{} has no option '{}'{} (see attune {} --help)", argv[1], name, hint, argv[1]));
+  }
 }
 
 // CLI11 does not wrap: what an option does begins at column 30, and goes on there.
@@ -67,6 +105,7 @@ int run(int argc, char** argv) {
       fmt::print("{}", wrapped_help(text.str()));
       return code;
     }
+    reject_unknown_option(app, argc, argv);
     throw UserError(fmt::format("{} (see attune --help)", e.what()));
   }
   return 0;

@@ -44,7 +44,9 @@ void add_common_options(CLI::App& command, ReplayOptions& o) {
   command.add_option("--seed", o.seed, "Seed of the synthetic data and of the sample")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{0}, kMostSeed));
-  command.add_option("--output", o.output, "Directory for report.json and report.html")->capture_default_str();
+  command.add_option("--output", o.output, "Directory for report.json and report.html")
+      ->check(refuse_empty)
+      ->capture_default_str();
   command.add_flag("--no-ceilings", o.no_ceilings, "Do not measure the machine's ceilings first");
   command.add_flag("--no-plots", o.no_plots, "report.html without plots");
 }

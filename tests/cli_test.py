@@ -96,6 +96,25 @@ class CliTest(unittest.TestCase):
 
 
 class Basics(CliTest):
+    def test_an_unknown_option_is_named_and_the_nearest_one(self):
+        trace = self.write("trace.csv", TRACE)
+        for arguments, said in (
+            (("replay", trace, "--modle", "x"), "replay has no option '--modle'; did you mean --model? (see attune replay --help)"),
+            (("replay", trace, "--page_size=16"), "replay has no option '--page_size'; did you mean --page-size?"),
+            (("info", "--device", "cuda"), "info has no option '--device' (see attune info --help)"),
+            (("models", "--foo", "bar"), "models has no option '--foo'"),
+        ):
+            done = attune(*arguments)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertIn(said, done.stderr)
+
+    def test_an_empty_path_is_refused(self):
+        trace = self.write("trace.csv", TRACE)
+        for arguments in (("bench", "--json", ""), ("explain", "--json", ""), ("replay", trace, "--output", "")):
+            done = attune(*arguments)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertIn(f"{arguments[-2]}: is empty; a path is expected", done.stderr)
+
     def test_version_and_help(self):
         self.assertRegex(attune("--version").stdout, r"^attune \d+\.\d+\.\d+\n$")
         commands = ["replay", "demo", "check", "bench", "info", "explain", "models"]
