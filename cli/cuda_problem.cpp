@@ -9,6 +9,7 @@
 
 #include "cases/number.h"
 #include "cases/work.h"
+#include "page_allocator.h"
 #include "synthetic.h"
 #include "user_error.h"
 
@@ -124,7 +125,7 @@ void CudaProblem::make_packed() {
 
 void CudaProblem::make_tables() {
   const int64_t page = spec_.cache.page_size, batch = spec_.batch();
-  const auto pages_of = [&](int64_t b) { return cases::ceil_div(spec_.keys(b), page); };
+  const auto pages_of = [&](int64_t b) { return pages_for(spec_.keys(b), page); };
   for (int64_t b = 0; b < batch; ++b) {
     pages_ += pages_of(b);
     max_pages_ = std::max(max_pages_, pages_of(b));

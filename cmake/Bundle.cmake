@@ -52,8 +52,10 @@ if(ATTUNE_PORTABLE_BUNDLE)
   list(APPEND manifests ${portable})
 endif()
 set(bundler_verb build)
+set(ledger)
 if(ATTUNE_BUNDLE STREQUAL "SAMPLE")
-  set(bundler_verb sample ${PROJECT_SOURCE_DIR}/kernels/ledger.json)
+  set(ledger ${PROJECT_SOURCE_DIR}/kernels/ledger.json)
+  set(bundler_verb sample ${ledger})
 endif()
 set(bundle $<TARGET_FILE_DIR:attune>/attune_kernels.bundle)
 set(report ${PROJECT_BINARY_DIR}/kernel_report.json)
@@ -63,7 +65,7 @@ add_custom_command(OUTPUT ${stamp}
                    COMMAND ${CMAKE_COMMAND} -E env ATTUNE_NVRTC=${ATTUNE_NVRTC_LIBRARY} $<TARGET_FILE:attune_bundler> ${bundler_verb} ${bundle} ${report}
                            ${manifests}
                    COMMAND ${CMAKE_COMMAND} -E touch ${stamp}
-                   DEPENDS attune_bundler attune ${manifests}
+                   DEPENDS attune_bundler attune ${manifests} ${ledger}
                    COMMENT "Compiling the kernels of ${manifests}" USES_TERMINAL VERBATIM)
 add_custom_target(attune_kernel_bundle ALL DEPENDS ${stamp})
 install(FILES $<TARGET_FILE_DIR:attune>/attune_kernels.bundle DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime)
