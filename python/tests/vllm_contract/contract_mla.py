@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from vllm.config import CacheConfig, DeviceConfig, VllmConfig, set_current_vllm_config
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import mla_attention
@@ -26,6 +27,7 @@ integration.register()
 if integration.backend_name() == "CUSTOM":
     pytest.skip("this vLLM takes no new names of backends: there is no ATTUNE_MLA", allow_module_level=True)
 
+from attune.integrations.vllm import query  # noqa: E402
 from attune.integrations.vllm.mla import AttuneMLABackend, AttuneMLAImpl  # noqa: E402
 from contract import ASKED  # noqa: E402
 from engine import BLOCK_SIZE, MAX_BLOCKS, PAD_SLOT, Engine  # noqa: E402
@@ -140,6 +142,23 @@ def test_speculative_tokens():
     metadata = engine.run({"a": 4, "b": 4, "c": 4})
     assert metadata.num_prefills == 0 and metadata.decode.step.max_query_len == 4
     engine.run({"a": 2, "b": 4, "c": 1})
+
+
+@pytest.mark.parametrize("channels, dtype, by_vllm", [((512, 64), torch.bfloat16, True), ((512, 64), torch.float16, True),
+                                                      ((512, 64), torch.float32, False), ((448, 64), torch.bfloat16, False)])
+def test_parts_of_a_query_are_joined(monkeypatch, channels, dtype, by_vllm):
+    taken = []
+    monkeypatch.setattr(query.ops, "concat_mla_q", lambda *given: taken.append([tuple(x.shape) for x in given]))
+    latent, rope = (torch.randn(16, 3, n).to(dtype).transpose(0, 1) for n in channels)
+    assert torch.equal(query.joined((latent, rope)), torch.cat([latent, rope], -1)) and not taken
+    assert query.joined(latent) is latent
+    with FakeTensorMode():  # as on a GPU
+        latent, rope = (torch.empty(16, 3, n, dtype=dtype, device="cuda").transpose(0, 1) for n in channels)
+        whole = query.joined((latent, rope))
+        assert whole.shape == (3, 16, sum(channels)) and whole.dtype == dtype and whole.is_contiguous()
+        apart = torch.empty(3, 16, 2 * channels[1], dtype=dtype, device="cuda")[..., ::2]
+        assert query.joined((latent, apart)).shape == whole.shape
+    assert taken == [[(3, 16, channels[0]), (3, 16, channels[1]), (3, 16, sum(channels))]] * by_vllm
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])

@@ -24,6 +24,7 @@ from .._plans import Plans
 from .._step import Attending, Form, Step
 from . import coverage, kv_cache as caches
 from .backend import Validated
+from .query import joined
 from .step import Kinds
 
 _DTYPES = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"]
@@ -117,7 +118,7 @@ class AttuneMLAImpl(MLACommonImpl[AttuneMLAMetadata]):
         [tokens, num_heads] where ranks are combined)."""
         decode = attn_metadata.decode
         assert decode is not None
-        q = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
+        q = joined(q)
         out = q.new_empty(*q.shape[:-1], self.kv_lora_rank)
         outputs = {"lse": q.new_empty(q.shape[:-1], dtype=torch.float32)} if self.returns_lse else {}
         decode.step.attend(self.forms[0], q, self.cache(layer, kv_c_and_k_pe_cache), out, **outputs)

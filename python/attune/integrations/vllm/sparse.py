@@ -23,6 +23,7 @@ import attune
 from .._plans import Plans
 from . import coverage, kv_cache as caches
 from .backend import Validated
+from .query import joined
 from .step import Kinds
 
 _DTYPES = ["auto", "float16", "bfloat16", "fp8_ds_mla"]
@@ -140,7 +141,7 @@ class AttuneMLASparseImpl(SparseMLACommonImpl[AttuneMLASparseMetadata]):
         """q [tokens, num_heads, latent and rope channels], or both parts -> ([tokens, num_heads, latent channels], None)."""
         metadata, buffer = attn_metadata, self.topk_indices_buffer
         assert metadata.step is not None and buffer is not None
-        q = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
+        q = joined(q)
         out = q.new_empty(*q.shape[:-1], self.kv_lora_rank)
         slots = slots_of(buffer[: len(q)], metadata.req_id_per_token[: len(q)], metadata.block_table, metadata.block_size)
         metadata.step.attend(self, q, self.cache(layer, kv_c_and_k_pe_cache), slots, out)
