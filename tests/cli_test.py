@@ -24,7 +24,7 @@ MODELS = [
     "deepseek-v3",
     "deepseek-v3.2",
     "gpt-oss-120b",
-    "llama-3-70b",
+    "llama-2-7b", "llama-3-70b",
     "llama-3-8b",
     "mistral-7b",
     "qwen3-32b",

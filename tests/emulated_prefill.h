@@ -49,6 +49,7 @@ class EmulatedPrefill : public tests::Emulated {
     const bool prepares = attention::prepares_rows(given, rows_are);
     prefill::Config c =
         prefill::choose_config(prepares ? attention::after_prologue(given, nullptr, rows_are) : given, blocks_);
+    if (row_pairs_) prefill::pair_rows(c, blocks_);
     const size_t own_bytes = c.workspace_bytes();
     cases::Workspace workspace(cases::host_memory(), own_bytes + attention::prologue_bytes(given, rows_are));
     std::byte* const rows = static_cast<std::byte*>(workspace.buffer.device()) + own_bytes;
@@ -92,12 +93,13 @@ class EmulatedPrefill : public tests::Emulated {
     if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
     return cases::compare(problem, expected, ATTUNE_DEVICE_CUDA).failure;
   }
-  void TearDown() override { blocks_ = kBlocks; }
+  void TearDown() override { blocks_ = kBlocks, row_pairs_ = false; }
 
-  static inline int blocks_ = kBlocks;  // of the grid
-  static inline int splits_ = 0;        // split row blocks of the last case
-  static inline int cluster_ = 0;       // blocks of a cluster of the last case
-  static inline int rows_ = 0;          // rows of a block of the last case
+  static inline int blocks_ = kBlocks;    // of the grid
+  static inline bool row_pairs_ = false;  // makes pairs of neighbouring tokens
+  static inline int splits_ = 0;          // split row blocks of the last case
+  static inline int cluster_ = 0;         // blocks of a cluster of the last case
+  static inline int rows_ = 0;            // rows of a block of the last case
 };
 
 }  // namespace attune::cuda

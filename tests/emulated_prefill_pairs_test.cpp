@@ -116,5 +116,53 @@ TEST_F(EmulatedPrefillPairs, BlocksInAnyOrder) {
   expect_any_order(row.set("seqlens_q", queries).set("seqlens_kv", keys), 6, 2);
 }
 
+// The blocks of a pair have neighbouring tokens of the same heads (Config::kRowPairs). By causality the first one sees
+// nothing of the last tile, and where a prompt ends in its half, the other one has no rows.
+class EmulatedPrefillRowPairs : public EmulatedPrefillPairs {
+ protected:
+  void SetUp() override {
+    EmulatedPrefillPairs::SetUp();
+    row_pairs_ = true;
+  }
+};
+
+TEST_F(EmulatedPrefillRowPairs, DenseKeys) {
+  for (const char* rest :
+       {R"("heads": [2, 2], "seqlens_q": [300, 128, 129, 1, 256], "seqlens_kv": [430, 128, 140, 9, 257])",
+        R"("heads": [2, 2], "queries": "fixed", "cu_seqlens_kv": false, "seqlens_q": 390, "seqlens_kv": [390, 390])",
+        R"("heads": [2, 2], "seqlens_q": [290, 70], "seqlens_kv": [330, 90], "alibi": 1, "dtype": "f16", "lse": true)",
+        R"("heads": [2, 2], "seqlens_q": [290, 70], "seqlens_kv": [290, 90], "softcap": 20, "max_logits": true)",
+        R"("heads": [3, 1], "seqlens_q": [120, 43], "seqlens_kv": [330, 43], "sinks": "normal")",
+        R"("heads": [2, 2], "head_dim": [80, 80], "seqlens_q": [300, 70], "seqlens_kv": [530, 90], "causal": false)",
+        R"("heads": [2, 2], "head_dim": [192, 128], "seqlens_q": [400, 70], "seqlens_kv": [400, 90])",
+        R"("heads": [2, 2], "seqlens_q": [390, 70], "seqlens_kv": [530, 90], "window": [60, 0])",
+        R"("heads": [2, 2], "seqlens_q": [390, 270], "seqlens_kv": [200, 0], "lse": true)"}) {
+    EXPECT_EQ(run_variant(common().with(R"("kv": "dense")").with(rest), 2), "") << rest;
+  }
+}
+
+TEST_F(EmulatedPrefillRowPairs, Caches) {
+  for (const char* rest : {R"("seqlens_q": [300, 128, 1], "seqlens_kv": [430, 375, 65], "cache": {"page_size": 16})",
+                           R"("seqlens_q": [260, 130], "seqlens_kv": [260, 390], "cache": {"page_size": 24},
+                              "new_tokens": true)",
+                           R"("seqlens_q": [260, 130], "seqlens_kv": [560, 390], "cache": {"page_size": 64},
+                              "window": [128, 9], "causal": false, "head_dim": [192, 128])",
+                           R"("seqlens_q": [260, 130], "seqlens_kv": [560, 390], "cache": {"page_size": 64},
+                              "ranges": [[3, 140, 7, 7], [20, 60]])"}) {
+    EXPECT_EQ(run_variant(common().with(R"("heads": [2, 2], "kv": "paged")").with(rest), 2), "") << rest;
+  }
+}
+
+TEST_F(EmulatedPrefillRowPairs, NanBeyondWhatTheFirstBlockSees) {
+  expect_nan(common().with(R"("heads": [2, 2], "kv": "dense", "seqlens_q": [300, 256], "seqlens_kv": [390, 256])"));
+}
+
+TEST_F(EmulatedPrefillRowPairs, BlocksInAnyOrder) {
+  std::vector<int64_t> queries(9, 140), keys(9, 145);
+  queries[3] = keys[3] = 600, keys[4] = 231;
+  const cases::Row row = common().with(R"("heads": [2, 2], "kv": "dense")");
+  expect_any_order(row.set("seqlens_q", queries).set("seqlens_kv", keys), 6, 2);
+}
+
 }  // namespace
 }  // namespace attune::cuda

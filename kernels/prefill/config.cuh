@@ -36,6 +36,9 @@ using scheduler::KeyTiles, scheduler::Tile, scheduler::TileScheduler, scheduler:
 #ifndef ATTUNE_QUERY_STAGES
 #define ATTUNE_QUERY_STAGES 1
 #endif
+#ifndef ATTUNE_ROW_PAIRS
+#define ATTUNE_ROW_PAIRS 0
+#endif
 #ifndef ATTUNE_CLUSTER
 #define ATTUNE_CLUSTER 1
 #endif
@@ -68,9 +71,11 @@ struct Config {
   static constexpr int kGather = ATTUNE_GATHER;
   static constexpr bool kGathers = kGather > 0;
   static constexpr bool kXpackedK = kXpacked && !kQuantized && !kGathers;  // wgmma reads K without swizzle
-  // Two blocks form a cluster. They have the same tokens and different halves of the query heads of one KV head, so
-  // they need the same tiles of keys: each block copies half of the lines of a tile, by multicast to both.
+  // Two blocks form a cluster. They have the same tokens and different halves of the query heads of one KV head, or
+  // with kRowPairs the same heads and neighbouring tokens. So they need the same tiles of keys: each block copies half
+  // of the lines of a tile, by multicast to both.
   static constexpr int kCluster = ATTUNE_CLUSTER;
+  static constexpr bool kRowPairs = ATTUNE_ROW_PAIRS != 0;
   // 8-bit values are exact in fp16, and two convert in one instruction; bf16 queries become fp16 to match
   // (fp16_queries.cuh). K and V themselves are never scaled, because that would round them. A scale per tensor or head
   // multiplies the scores (K) and O (V), and P is fp16. Scales per token multiply scores and P. Such a P would overflow

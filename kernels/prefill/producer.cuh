@@ -27,7 +27,8 @@ class Producer {
       : p_(p), maps_(maps), smem_(smem), lane_(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void run() {
-    TileScheduler<Smem, Config::kCluster, Config::kCached && Config::kCluster == 1> scheduler(p_, smem_);
+    TileScheduler<Smem, Config::kCluster, Config::kCached && Config::kCluster == 1, false, Config::kRowPairs> scheduler(
+        p_, smem_);
     for (int slot = scheduler.next(); slot >= 0; slot = scheduler.next()) load(slot);
   }
 
@@ -107,7 +108,7 @@ class Producer {
   __device__ __forceinline__ int kv_head_of(int head_tile) const { return head_tile * p_.heads_of_tile / p_.group; }
 
   __device__ __forceinline__ int q_bytes() const {
-    return Config::kBlocksQk * 128 * p_.heads_of_tile * p_.tokens_of_tile;
+    return Config::kBlocksQk * 128 * p_.heads_of_tile * p_.tokens_of_tile / (Config::kRowPairs ? 2 : 1);
   }
   __device__ __forceinline__ void acquire_q() const {
     ptx::wait_phase(smem_.q_empty(q_pipe_.stage), q_pipe_.phase ^ 1);

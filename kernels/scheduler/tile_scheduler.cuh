@@ -3,6 +3,7 @@
 // other warps through a ring of slots in shared memory.
 #pragma once
 
+#include "common/shared_view.cuh"
 #include "common/work_tile_params.h"
 #include "ptx/atomic.cuh"
 #include "ptx/barrier.cuh"
@@ -48,17 +49,20 @@ __device__ __forceinline__ void run_work_tiles(const Smem& smem, const Run& run)
 // Smem has work(slot), head_tile(slot), and the mbarriers work_full(slot), which takes kWorkVectors arrivals, and
 // work_empty(slot).
 //
-// kCluster: all blocks of a cluster take the same work tile, each a different one of kCluster neighbouring head tiles.
-// The first block takes tile indices and sends them to the other by DSMEM (tile_idx_ring.cuh), in order.
+// kCluster: all blocks of a cluster take the same work tile, each a different one of kCluster neighbouring head tiles,
+// or with kRowPairs each half of its tokens. The first block takes tile indices and sends them to the other by DSMEM
+// (tile_idx_ring.cuh), in order.
 //
 // kLowLatency: for calls so short that the latency of the first work tile matters. All head tiles of a work tile go
 // together (bytes_of_key is 0). The list and the first work tile are read before the previous kernels have ended: the
 // schedule kernel, which alone writes them, lets no other kernel start before it has. If one round takes all work, the
 // counter is not used. Call first(), then prefetch_next_tile_idx() once the previous kernels have ended. A work tile
 // may name the next one of its block (balanced.cuh).
-template <class Smem, int kCluster = 1, bool kMixedBatch = false, bool kLowLatency = false>
+template <class Smem, int kCluster = 1, bool kMixedBatch = false, bool kLowLatency = false, bool kRowPairs = false>
 class TileScheduler {
   static_assert(!kMixedBatch || kCluster == 1, "a cluster's first tile does not come from the counter");
+  static_assert(!kRowPairs || (kCluster == 2 && !kLowLatency), "two blocks have half of a work tile's tokens each");
+  static constexpr int kHeadTiles = kRowPairs ? 1 : kCluster;  // of a cluster
 
  public:
   // The 16-byte vectors of a work tile, one for each lane.
@@ -99,8 +103,8 @@ class TileScheduler {
   __device__ __forceinline__ int next() {
     if constexpr (kLowLatency) return next_low_latency();
     const bool first = count_ == 0;
-    const int heads_at_a_time = max(p_.list->heads_at_a_time / kCluster, 1), num_work_tiles = p_.list->num_work_tiles;
-    const int head_tiles = p_.num_head_tiles / kCluster;
+    const int heads_at_a_time = max(p_.list->heads_at_a_time / kHeadTiles, 1), num_work_tiles = p_.list->num_work_tiles;
+    const int head_tiles = p_.num_head_tiles / kHeadTiles;
     const int num_tiles = num_work_tiles * head_tiles;  // the host refuses more than 2^31
     if (first && is_mixed_batch() && lane_ == 0) next_ = count_tile(num_tiles);
     const int tile_idx = next_tile_idx(num_tiles);
@@ -117,7 +121,7 @@ class TileScheduler {
       if constexpr (kCluster > 1) send_tile_idx(smem_, count_, static_cast<int>(next_));
     }
     const int work = within / heads;
-    return publish(p_.work_tiles + work, (first_head + within % heads) * kCluster + rank());
+    return publish(p_.work_tiles + work, (first_head + within % heads) * kHeadTiles + rank() % kHeadTiles);
   }
 
   // For a warp that only counts work tiles.
@@ -187,11 +191,20 @@ class TileScheduler {
   __device__ __forceinline__ uint4 load_vector(const kernels::WorkTile* from) const {
     return lane_ < kWorkVectors ? load_vector_of(from, lane_) : uint4{};
   }
+  // Leaves this block its half of the tokens. The keys stay those that some row of either block sees.
+  __device__ __forceinline__ void take_half_of_tokens(uint4& vector) const {
+    static_assert(ATTUNE_OFFSET_OF(kernels::WorkTile, token_begin) == 28 &&
+                  ATTUNE_OFFSET_OF(kernels::WorkTile, num_tokens) == 32);
+    const int half = p_.tokens_of_tile / 2, tokens = static_cast<int>(vector.x);
+    if (lane_ == 1 && rank() == 1) vector.w += half;
+    if (lane_ == 2) vector.x = rank() == 0 ? min(tokens, half) : max(tokens - half, 0);
+  }
   // loaded: `vector` is already the lane's vector of the work tile.
   __device__ __forceinline__ int publish(const kernels::WorkTile* from, int head_tile, bool loaded = false,
                                          uint4 vector = {}) {
     const int to = slot();
     if (from != nullptr && !loaded) vector = load_vector(from);
+    if constexpr (kRowPairs) take_half_of_tokens(vector);
     ptx::wait_phase(smem_.work_empty(to), phase() ^ 1);
     __syncwarp();  // the arrivals of some lanes complete the full barrier: consumers may release the slot already
     if (lane_ < kWorkVectors) {

@@ -11,6 +11,8 @@ namespace attune::cases {
 constexpr double kBesideAttention = 0.2;  // share of batches beside attention
 constexpr double kSpread = 0.08;          // share of the batches of attention whose scores lie hundreds apart
 constexpr double kBackward = 0.15;        // and of its backward, of the others
+constexpr double kLong = 0.03;            // and of long prompts, where the budget has room for them
+constexpr int64_t kLongBudget = 16000;
 
 void draw_plain_cache(Random& r, Case& c) {
   CacheSpec& cache = c.cache;
@@ -228,6 +230,8 @@ Case serving_case(uint64_t seed, uint64_t index, int configurations, int64_t bud
     const auto configuration = static_cast<uint64_t>(op.integer(0, configurations - 1));
     return named(serving_backward_case(op, configuration, op.pick<int64_t>({budget / 20, budget / 4, budget})));
   }
+  if (Random op("serving long " + std::to_string(seed), index); budget >= kLongBudget && op.chance(kLong))
+    return named(serving_long_case(op, static_cast<uint64_t>(op.integer(0, std::max(configurations / 8, 1) - 1))));
   const int64_t configuration = r.integer(0, configurations - 1);
   Case c;
   Random of_configuration("serving configuration", static_cast<uint64_t>(configuration));

@@ -22,6 +22,8 @@ void draw_any_lengths(Random& r, Case& c, int64_t budget);
 
 // A batch of qkv_prepare, of a cache operation or of a merge; what kernels are compiled for follows from configuration.
 Case serving_op_case(Random& r, uint64_t configuration, int64_t budget);
+// Prompts of thousands of tokens, which fill a GPU; as above.
+Case serving_long_case(Random& r, uint64_t configuration);
 // A batch of the backward of attention, as training and as fine-tuning beside serving have it; as above.
 Case serving_backward_case(Random& r, uint64_t configuration, int64_t budget);
 

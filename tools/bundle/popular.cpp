@@ -39,6 +39,9 @@ constexpr Dtypes kDtypes[] = {{ATTUNE_BFLOAT16, ATTUNE_BFLOAT16},
                               {ATTUNE_BFLOAT16, ATTUNE_INT8}};
 constexpr int64_t kBatches[] = {1, 2, 4, 16, 64, 128};
 constexpr int64_t kKeys[] = {512, 1024, 4096, 8192, 32768, 131072};
+// Blocks copy the keys of prompts in pairs: where there is a KV head for each query head, of long ones over a cache,
+// and of encoders.
+constexpr int64_t kPrompts[] = {512, 8192};
 constexpr int64_t kMostHeadDim = 256;
 constexpr int kPortableSms = 108;  // of an A100
 
@@ -124,6 +127,14 @@ void add_latent_rows(const PopularModel& m, const Gpu& gpu, Kernels& kernels) {
   if (m.packed_cache) add_latent(shard_call(m, many, 4), gpu, kernels);
 }
 
+// Prompts of latent attention see up-projected keys, by as many KV heads as query heads.
+void add_up_projected(const PopularModel& latent, const Gpu& gpu, Kernels& kernels) {
+  PopularModel m = latent;
+  m.num_heads_kv = m.num_heads_q, m.head_dim_qk = 128 + m.rope_dim, m.head_dim_v = 128;
+  for (const int64_t tokens : kPrompts)
+    add_prompt(prompt_call(m, {ATTUNE_BFLOAT16, ATTUNE_BFLOAT16, 2, tokens, tokens}), gpu, kernels);
+}
+
 void add_indexers(const Gpu& gpu, Kernels& kernels) {
   for (const int64_t keys : kKeys) {
     const auto add_all = [&](const attune_indexer& op) {
@@ -149,7 +160,7 @@ void add_backward(const PopularModel& m, Kernels& kernels) {
 
 void add_all(const std::vector<PopularModel>& models, const Gpu& gpu, Kernels& kernels) {
   for (const PopularModel& m : models) {
-    if (m.latent) add_latent_rows(m, gpu, kernels);
+    if (m.latent) add_latent_rows(m, gpu, kernels), add_up_projected(m, gpu, kernels);
     if (m.head_dim_v > kMostHeadDim || m.head_dim_qk > kMostHeadDim) continue;
     if (gpu.has_wgmma() && m.t5_buckets == 0 && m.softcap == 0 && m.head_dim_qk <= 128) add_backward(m, kernels);
     add_prompt(fp8_call(m, {ATTUNE_BFLOAT16, ATTUNE_BFLOAT16, 2, 512, 512}), gpu, kernels);
@@ -159,14 +170,15 @@ void add_all(const std::vector<PopularModel>& models, const Gpu& gpu, Kernels& k
     for (const Dtypes& d : kDtypes) {
       // Older models are served with the cache that they were trained with; each 8-bit one would double their share.
       if ((m.alibi || m.t5_buckets > 0) && d.cache != d.activations) continue;
-      // Blocks copy the keys of long prompts in pairs.
       const Serving prompt{d.activations, d.cache, 2, 512, 512}, short_prompt{d.activations, d.cache, 2, 512, 8};
+      const Serving long_prompt{d.activations, d.cache, 2, kPrompts[1], kPrompts[1]};
       add(cuda::kernel_of(make_qkv_prepare(prepare_call(m, prompt))), kernels);
       add(cuda::kernel_of(make_cache_op(append_call(m, prompt))), kernels);
       // On request only, so far: enough that a build sees what they take.
       if (d.activations == ATTUNE_BFLOAT16 && !m.cross_attention) {
         add_prompt(chunk_call(m, prompt), gpu, kernels);
         add_prompt(chunk_call(m, short_prompt), gpu, kernels);
+        add_prompt(chunk_call(m, long_prompt), gpu, kernels);
         add_mixed(chunk_call(m, prompt), gpu, kernels);
         if (!gpu.has_wgmma()) add_prompt(fused_call(m, prompt, true), gpu, kernels);
         // Engines with such pages serve the commonest shape with them.
@@ -176,6 +188,9 @@ void add_all(const std::vector<PopularModel>& models, const Gpu& gpu, Kernels& k
       if (d.cache == ATTUNE_BFLOAT16) {
         add_prompt(prompt_call(m, prompt), gpu, kernels);
         add_prompt(prompt_call(m, short_prompt), gpu, kernels);
+        attune_attention encoder = prompt_call(m, long_prompt);
+        encoder.causal = 0;
+        add_prompt(encoder, gpu, kernels);
       }
       for (const int64_t batch : kBatches) {
         for (const int64_t keys : kKeys) {

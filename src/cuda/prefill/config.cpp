@@ -125,6 +125,7 @@ KernelSpec Config::main_kernel() const {
   if (low_cap) spec.defines.push_back(define("ATTUNE_LOW_CAP", 1));
   if (query_stages > 1) spec.defines.push_back(define("ATTUNE_QUERY_STAGES", query_stages));
   if (cluster > 1) spec.defines.push_back(define("ATTUNE_CLUSTER", cluster));
+  if (row_pairs) spec.defines.push_back(define("ATTUNE_ROW_PAIRS", 1));
   return spec;
 }
 
@@ -235,19 +236,35 @@ void choose_fp8_tiles(Config& c) {
   if (static_cast<int>(c.shared_bytes()) > kMaxShared) c.stages = 2;
 }
 
-// Where two blocks copy keys together, each has half of the query heads of a KV head, and the same tokens. L2 is read
-// half as often. Only where prompts fill such blocks, in the mean. With batch_invariant the choice must not depend on
-// the other sequences.
-bool copies_in_pairs(const Problem& p, const Config& c, int num_sms) {
+// Whether two blocks can copy keys together. L2 is read half as often. With batch_invariant the choice must not depend
+// on the other sequences.
+bool may_pair(const Problem& p, const Config& c, int num_sms) {
   const bool boxes = !c.x_packed && c.gather == 0 && c.cache_dtype == c.dtype && dtype_size(c.dtype) == 2;
   // Pairs need a producer warp each for K and V: a single one has no registers left.
   const bool two_warps = (c.score == 0 || !c.cached) && c.head_dim_v <= 128;
   // With few channels the softmax takes longer than copying dense keys. Keys of a cache come in small boxes, and
   // slower.
   const bool wide = c.cached || (c.head_dim_qk > 64 && c.head_dim_v > 64);
-  if (!boxes || !two_warps || !wide) return false;
-  if (p.group % 2 != 0 || num_sms % 2 != 0 || c.max_decode_q > 0 || p.batch_invariant) return false;
-  return p.total_q * attention::choose_heads_of_tile(p.group / 2, c.rows) >= c.rows * p.batch;
+  return boxes && two_warps && wide && num_sms % 2 == 0 && c.max_decode_q == 0 && !p.batch_invariant;
+}
+
+// Each block of a pair has half of the query heads of a KV head, and the same tokens. Only where prompts fill such
+// blocks, in the mean.
+bool pairs_by_heads(const Problem& p, const Config& c) {
+  return p.group % 2 == 0 && p.total_q * attention::choose_heads_of_tile(p.group / 2, c.rows) >= c.rows * p.batch;
+}
+
+// The blocks have neighbouring tokens. At an edge of causality or of a window one of them sees nothing of a tile: that
+// costs as much as the pair gains over dense keys, and less over pages, where rows see many keys in the mean. Nothing
+// is split along the keys, so there must be several rounds of work.
+bool pairs_by_rows(const Problem& p, const Config& c, int num_sms) {
+  constexpr int64_t kLong = 4096, kRounds = 4;
+  const int64_t tokens = 2 * c.tokens_of_tile, mean = p.total_q / std::max<int64_t>(p.batch, 1);
+  const int64_t keys = p.window_left >= 0 ? std::min(mean, p.window_left) : mean;
+  const bool edges = p.causal || p.window_left >= 0 || p.window_right >= 0;
+  if (p.group % 2 == 0 || (c.score & use::kTables) != 0) return false;
+  if (mean < 2 * tokens || (edges && (!c.cached || keys < kLong))) return false;
+  return p.total_q / tokens * (p.heads_q / c.heads_of_tile) >= kRounds * num_sms / 2;
 }
 
 }  // namespace
@@ -276,13 +293,20 @@ Config choose_config(const Problem& p, int num_sms, int max_decode_q) {
   } else {
     choose_tiles(p, c);
   }
-  if (copies_in_pairs(p, c, num_sms)) c.cluster = 2;
+  const bool may = may_pair(p, c, num_sms);
+  if (may && pairs_by_heads(p, c)) c.cluster = 2;
   c.heads_of_tile = attention::choose_heads_of_tile(p.group / c.cluster, c.rows);
   c.tokens_of_tile = c.rows / c.heads_of_tile;
   c.fewest_tiles = kFewestTiles;
   c.partials = {c.rows, 2, round_up(c.head_dim_v, 32), false};
   attention::choose_grid(p, num_sms, c);
+  if (may && pairs_by_rows(p, c, num_sms)) pair_rows(c, num_sms);
   return c;
+}
+
+void pair_rows(Config& c, int num_blocks) {
+  c.row_pairs = true, c.cluster = 2;
+  c.splits = false, c.blocks = num_blocks;
 }
 
 void check_alignment(const Problem& p, bool gathered) {
@@ -313,10 +337,11 @@ namespace {
 int blocks_alike(const Problem& p, const Config& c) {
   const bool plain = !p.cu_q && !p.cu_kv && !p.seqused && !c.cached && p.finished == nullptr && p.num_ranges == 0 &&
                      !p.skip_decode && p.window_left < 0 && p.window_right < 0 && c.max_decode_q == 0;
-  const int64_t ahead = p.fixed_kv - p.fixed_q, blocks = ceil_div(p.fixed_q, c.tokens_of_tile);
+  const int64_t tokens = c.tokens_of_tile * (c.row_pairs ? 2 : 1);
+  const int64_t ahead = p.fixed_kv - p.fixed_q, blocks = ceil_div(p.fixed_q, tokens);
   const int64_t most = ceil_div(p.fixed_kv, c.keys);  // tiles of a block
   if (!plain || ahead < 0 || blocks * p.batch > c.max_work_tiles) return 0;
-  const int64_t keys = p.causal ? blocks * ahead + (blocks - 1) * blocks / 2 * c.tokens_of_tile : blocks * p.fixed_kv;
+  const int64_t keys = p.causal ? blocks * ahead + (blocks - 1) * blocks / 2 * tokens : blocks * p.fixed_kv;
   const int64_t tiles = keys / c.keys * p.batch * (p.heads_q / c.heads_of_tile);
   const bool splits = c.splits && most > kFewestTiles && tiles <= (most - 1) * c.blocks;
   return splits ? 0 : static_cast<int>(blocks);
@@ -331,6 +356,7 @@ kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* works
   k.prologue.qkv_scale_stride = p.prologue.qkv_scale_stride;
   k.inverse_heads = 65535u / static_cast<unsigned>(c.heads_of_tile) + 1;
   k.max_decode_q = c.max_decode_q;
+  if (c.row_pairs) k.tokens_of_tile *= 2, k.whole_pairs = 1;
   k.blocks_each = blocks_alike(p, c);
   k.bytes_of_key = to_int((p.head_dim_qk + p.head_dim_v) * p.q.element_size);
   if (p.softcap > 0) fill_cap(p.scale, p.softcap, k);

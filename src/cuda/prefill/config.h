@@ -17,11 +17,12 @@ struct Config : attention::WorkTiles {
   // What the kernel is compiled for.
   int head_dim_qk = 0, head_dim_v = 0;
   int32_t dtype = 0, cache_dtype = 0, out_dtype = 0;
-  int rows = 128;        // packed rows of a block
-  int stages = 2;        // of K and V
-  int query_stages = 1;  // of Q; with two, V has one stage less
-  int raw_stages = 0;    // of 8-bit tiles before they are converted: a quantized cache, or V of fp8
-  int cluster = 1;       // blocks that copy keys together
+  int rows = 128;          // packed rows of a block
+  int stages = 2;          // of K and V
+  int query_stages = 1;    // of Q; with two, V has one stage less
+  int raw_stages = 0;      // of 8-bit tiles before they are converted: a quantized cache, or V of fp8
+  int cluster = 1;         // blocks that copy keys together
+  bool row_pairs = false;  // these are of neighbouring tokens, not of different heads; tokens_of_tile is of one block
   int score = 0, mask = 0;
   bool low_cap = false;   // softcap alone, and so low that scores are hardly ever small beside it
   bool x_packed = false;  // the cache
@@ -47,6 +48,10 @@ std::string refusal(const Problem& p);
 std::string refusal_as_fp32(const Problem& p);
 // max_decode_q: sequences with at most so many queries are left to another kernel.
 Config choose_config(const Problem& p, int num_sms, int max_decode_q = 0);
+
+// Makes pairs of blocks with neighbouring tokens, as choose_config does for long prompts. The grid has num_blocks
+// blocks.
+void pair_rows(Config& c, int num_blocks);
 
 // Throws INVALID_ARGUMENT where the TMA cannot copy from the addresses of a run. Kernels of fp32 queries have no TMA.
 // gathered: threads copy the cache, from any address.
