@@ -292,6 +292,11 @@ def test_a_scale_of_zero_weighs_all_keys_alike():
             assert_same(dense[b], plain(q[b], k[b], v[b], scale=0)[0])
             assert_same(cached[b], plain(q[b], k_cache[b], v_cache[b], scale=0, causal=True)[0])
         assert_same(ragged, plain(q[1], k[1], v[1], scale=0)[0])
+    codes = [x.to(E4M3) for x in (q, k, v)]
+    out = flash_attn_3.flash_attn_func(*codes, softmax_scale=0.0)
+    want = plain(*(x[0].float() for x in codes), scale=0)[0]
+    bound = 4 * COMPUTE["bfloat16"] if Here.device == "cpu" else 2**-3
+    torch.testing.assert_close(out[0].double().cpu(), want, rtol=bound, atol=bound)
 
 
 def test_lengths_that_the_host_knows_are_held_to_the_cache():

@@ -14,6 +14,7 @@ import torch
 
 import attune
 
+from ...integrations.torch_sdpa import without_zero_scale
 from .._shared import INFINITY, empty_rows_to, lse_heads_first, refuse, suggesting, wants_gradients, window
 
 __version__ = "2.8.4"
@@ -47,8 +48,7 @@ def _absolute_alibi(function: str, slopes: torch.Tensor, most: int) -> dict[str,
 def attend(q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, want_lse: bool, fields: dict[str, Any],
             empty_rows: float | None = INFINITY) -> tuple[torch.Tensor, torch.Tensor | None]:
     """empty_rows: lse of a row that sees nothing; None: as it is."""
-    if fields.get("softmax_scale") == 0:  # which in attune stands for the default
-        q, fields = q * 0 if q.element_size() > 1 else torch.zeros_like(q), {**fields, "softmax_scale": None}
+    q, fields["softmax_scale"] = without_zero_scale(q, fields["softmax_scale"])
     if not want_lse:
         return attune.attention(q, k, v, **fields), None
     if wants_gradients(q, k, v):  # a differentiable call makes its outputs

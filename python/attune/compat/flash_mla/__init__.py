@@ -14,6 +14,7 @@ import torch
 
 import attune
 
+from ...integrations.torch_sdpa import without_zero_scale
 from .._shared import INFINITY, empty_rows_to, in_their_words, lse_heads_first, refuse, suggesting, wants_gradients
 
 __version__ = "1.0.0"
@@ -131,6 +132,7 @@ def flash_mla_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, block_table: 
     """
     if q.dim() != 4:
         raise ValueError(f"q has {q.dim()} axes; it must have 4: batch, seqlen_q, num_heads_q, head_dim")
+    q, softmax_scale = without_zero_scale(q, softmax_scale)
     lse, lse_rows = lse_heads_first(q)
     fields: dict[str, Any] = {"head_dim_v": head_dim_v, "softmax_scale": softmax_scale, "lse": lse_rows,
                               "batch_invariant": enable_batch_invariant, "out": q.new_empty((*q.shape[:-1], head_dim_v))}
@@ -195,8 +197,9 @@ def flash_mla_sparse_fwd(q: torch.Tensor, kv: torch.Tensor, indices: torch.Tenso
 def _sparse_fwd(q: torch.Tensor, kv: torch.Tensor, indices: torch.Tensor, sm_scale: float, d_v: int,
                 attn_sink: torch.Tensor | None,
                 topk_length: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, scale = without_zero_scale(q, sm_scale)
     try:
-        out, lse, max_logits = attune.attention(q, kv, indices=indices, softmax_scale=sm_scale, head_dim_v=d_v, sinks=attn_sink,
+        out, lse, max_logits = attune.attention(q, kv, indices=indices, softmax_scale=scale, head_dim_v=d_v, sinks=attn_sink,
                                                 topk_length=topk_length, return_lse=True, return_max_logits=True)
     except attune.Error as error:
         raise in_their_words(error, _NAMES_OF_PREFILL) from None
@@ -216,6 +219,7 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu
     """
     if dropout_p:
         refuse("flash_attn_varlen_func", "dropout_p", f"is {dropout_p}; dropout is not supported")
+    q, softmax_scale = without_zero_scale(q, softmax_scale)
     # A differentiable call makes its outputs.
     lse: dict[str, Any] = {"return_lse": True} if wants_gradients(q, k, v) else {"lse": lse_heads_first(q)[1]}
     return attune.attention(q, k, v, cu_seqlens_q=cu_seqlens_qo, cu_seqlens_kv=cu_seqlens_kv, max_seqlen_q=max_seqlen_qo,
