@@ -26,7 +26,8 @@ _THEIRS = {"seqused_kv": ("cache_seqlens", "seqused_k", "cu_seqlens_k"), "cu_seq
            "cu_seqlens_kv": ("cu_seqlens_k",), "max_seqlen_kv": ("max_seqlen_k",), "cache.page_table": ("block_table", "page_table"),
            "cache.k": ("k_cache", "k"), "cache.v": ("v_cache", "v"), "cache.batch_index": ("cache_batch_idx",),
            "cache.k_scale": ("k_descale",), "cache.v_scale": ("v_descale",), "prologue.rope_cos_sin": ("rotary_cos",),
-           "prologue.qkv_scale": ("q_descale",), "mask_bits": ("cache_leftpad",)}
+           "prologue.qkv_scale": ("q_descale",), "mask_bits": ("cache_leftpad",), "partial_out": ("out_partial",),
+           "partial_lse": ("lse_partial",)}
 
 
 def suggesting(function: Any) -> Any:
