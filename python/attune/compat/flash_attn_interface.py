@@ -11,7 +11,7 @@ sequences: of batch 1, or expanded.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -21,8 +21,29 @@ from .._errors import whole
 from ._shared import refuse, suggesting, window
 from .flash_attn import attend, attend_to_cache
 
+if TYPE_CHECKING:
+    from typing import Literal, overload
+    # Overloads that name the flag take other arguments unchecked: they need not be written three times.
 
-@suggesting
+
+if TYPE_CHECKING:
+    @overload
+    def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None = None, causal: bool = False,
+                        qv: torch.Tensor | None = None, q_descale: torch.Tensor | None = None, k_descale: torch.Tensor | None = None,
+                        v_descale: torch.Tensor | None = None, window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0,
+                        softcap: float = 0.0, num_splits: int = 1, pack_gqa: bool | None = None, deterministic: bool = False,
+                        sm_margin: int = 0, return_attn_probs: Literal[False] = False) -> torch.Tensor: ...
+
+    @overload
+    def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, return_attn_probs: Literal[True],
+                        **options: Any) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    @overload
+    def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, return_attn_probs: bool,
+                        **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@suggesting  # type: ignore[misc]
 def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None = None, causal: bool = False,
                     qv: torch.Tensor | None = None, q_descale: torch.Tensor | None = None, k_descale: torch.Tensor | None = None,
                     v_descale: torch.Tensor | None = None, window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0,
@@ -37,7 +58,24 @@ def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_s
     return _dense("flash_attn_func", q, k, v, qv, (q_descale, k_descale, v_descale), return_attn_probs, fields)
 
 
-@suggesting
+if TYPE_CHECKING:
+    @overload
+    def flash_attn_qkvpacked_func(qkv: torch.Tensor, softmax_scale: float | None = None, causal: bool = False,
+                                  q_descale: torch.Tensor | None = None, k_descale: torch.Tensor | None = None,
+                                  v_descale: torch.Tensor | None = None, window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0,
+                                  softcap: float = 0.0, deterministic: bool = False, num_heads_q: int | None = None, sm_margin: int = 0,
+                                  return_attn_probs: Literal[False] = False) -> torch.Tensor: ...
+
+    @overload
+    def flash_attn_qkvpacked_func(qkv: torch.Tensor, *args: Any, return_attn_probs: Literal[True],
+                                  **options: Any) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    @overload
+    def flash_attn_qkvpacked_func(qkv: torch.Tensor, *args: Any, return_attn_probs: bool,
+                                  **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@suggesting  # type: ignore[misc]
 def flash_attn_qkvpacked_func(qkv: torch.Tensor, softmax_scale: float | None = None, causal: bool = False,
                               q_descale: torch.Tensor | None = None, k_descale: torch.Tensor | None = None,
                               v_descale: torch.Tensor | None = None, window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0,
@@ -54,7 +92,27 @@ def flash_attn_qkvpacked_func(qkv: torch.Tensor, softmax_scale: float | None = N
     return _dense(function, q, k, v, None, (q_descale, k_descale, v_descale), return_attn_probs, fields)
 
 
-@suggesting
+if TYPE_CHECKING:
+    @overload
+    def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
+                               max_seqlen_q: int, max_seqlen_k: int, seqused_q: torch.Tensor | None = None,
+                               seqused_k: torch.Tensor | None = None, softmax_scale: float | None = None, causal: bool = False,
+                               qv: torch.Tensor | None = None, q_descale: torch.Tensor | None = None,
+                               k_descale: torch.Tensor | None = None, v_descale: torch.Tensor | None = None,
+                               window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 1,
+                               pack_gqa: bool | None = None, deterministic: bool = False, sm_margin: int = 0,
+                               return_attn_probs: Literal[False] = False) -> torch.Tensor: ...
+
+    @overload
+    def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, return_attn_probs: Literal[True],
+                               **options: Any) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    @overload
+    def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, return_attn_probs: bool,
+                               **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@suggesting  # type: ignore[misc]
 def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
                            max_seqlen_q: int, max_seqlen_k: int, seqused_q: torch.Tensor | None = None,
                            seqused_k: torch.Tensor | None = None, softmax_scale: float | None = None, causal: bool = False,
@@ -73,7 +131,31 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu
     return _dense(function, q, k, v, qv, (q_descale, k_descale, v_descale), return_attn_probs, fields)
 
 
-@suggesting
+if TYPE_CHECKING:
+    @overload
+    def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor | None = None,
+                                v: torch.Tensor | None = None, qv: torch.Tensor | None = None, rotary_cos: torch.Tensor | None = None,
+                                rotary_sin: torch.Tensor | None = None, cache_seqlens: int | torch.Tensor | None = None,
+                                cache_batch_idx: torch.Tensor | None = None, cache_leftpad: torch.Tensor | None = None,
+                                page_table: torch.Tensor | None = None, cu_seqlens_q: torch.Tensor | None = None,
+                                cu_seqlens_k_new: torch.Tensor | None = None, max_seqlen_q: int | None = None,
+                                rotary_seqlens: torch.Tensor | None = None, q_descale: torch.Tensor | None = None,
+                                k_descale: torch.Tensor | None = None, v_descale: torch.Tensor | None = None,
+                                softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
+                                attention_chunk: int = 0, softcap: float = 0.0, rotary_interleaved: bool = True,
+                                scheduler_metadata: torch.Tensor | None = None, num_splits: int = 0, pack_gqa: bool | None = None,
+                                sm_margin: int = 0, return_softmax_lse: Literal[False] = False) -> torch.Tensor: ...
+
+    @overload
+    def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *args: Any,
+                                return_softmax_lse: Literal[True], **options: Any) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    @overload
+    def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *args: Any, return_softmax_lse: bool,
+                                **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@suggesting  # type: ignore[misc]
 def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor | None = None,
                             v: torch.Tensor | None = None, qv: torch.Tensor | None = None, rotary_cos: torch.Tensor | None = None,
                             rotary_sin: torch.Tensor | None = None, cache_seqlens: int | torch.Tensor | None = None,
@@ -84,8 +166,8 @@ def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: tor
                             k_descale: torch.Tensor | None = None, v_descale: torch.Tensor | None = None,
                             softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
                             attention_chunk: int = 0, softcap: float = 0.0, rotary_interleaved: bool = True,
-                            scheduler_metadata: torch.Tensor | None = None, num_splits: int = 0, pack_gqa: bool | None = None, sm_margin: int = 0,
-                            return_softmax_lse: bool = False) -> Any:
+                            scheduler_metadata: torch.Tensor | None = None, num_splits: int = 0, pack_gqa: bool | None = None,
+                            sm_margin: int = 0, return_softmax_lse: bool = False) -> Any:
     """Attention over a cache, after writing k and v at positions cache_seqlens.., with rotary embedding of q and k.
 
     Args: as attune.compat.flash_attn.flash_attn_with_kvcache, and
@@ -244,15 +326,16 @@ def _unpacked(function: str, qkv: torch.Tensor, num_heads_q: int | None) -> tupl
             raise attune.InvalidArgument(f"{function}: num_heads_q is {num_heads_q}, and qkv has {shape[3]} heads of q")
         return qkv.unbind(2)
     if len(shape) != 4:
-        raise attune.InvalidArgument(f"{function}: qkv has shape {shape}; [batch, seqlen, 3, num_heads, d] is expected, or with num_heads_q "
-                                     "[batch, seqlen, num_heads_q + 2 * num_heads_kv, d]")
+        raise attune.InvalidArgument(f"{function}: qkv has shape {shape}; [batch, seqlen, 3, num_heads, d] is expected, or with "
+                                     "num_heads_q [batch, seqlen, num_heads_q + 2 * num_heads_kv, d]")
     heads = shape[2]
     if num_heads_q is None:
-        raise attune.InvalidArgument(f"{function}: num_heads_q is None, and qkv has 4 axes: it must say how many of its {heads} heads are q's")
+        raise attune.InvalidArgument(f"{function}: num_heads_q is None, and qkv has 4 axes: it must say how many of its {heads} "
+                                     "heads are q's")
     of_k, odd = divmod(heads - num_heads_q, 2)
     if odd or of_k < 1 or num_heads_q < 1:
-        raise attune.InvalidArgument(f"{function}: num_heads_q is {num_heads_q}, and qkv has {heads} heads: those left are as many of k as of "
-                                     "v, at least one")
+        raise attune.InvalidArgument(f"{function}: num_heads_q is {num_heads_q}, and qkv has {heads} heads: those left are as many of k "
+                                     "as of v, at least one")
     return qkv.split([num_heads_q, of_k, of_k], 2)
 
 

@@ -8,7 +8,7 @@ that sees nothing has out = 0 and lse = +inf. Any page size, any number of heads
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,9 @@ import attune
 
 from ...integrations.torch_sdpa import without_zero_scale
 from .._shared import INFINITY, empty_rows_to, in_their_words, lse_heads_first, refuse, suggesting, wants_gradients
+
+if TYPE_CHECKING:
+    from typing import overload
 
 __version__ = "1.0.0"
 __all__ = ["get_mla_metadata", "flash_mla_with_kvcache", "flash_attn_varlen_func", "flash_attn_varlen_qkvpacked_func",
@@ -66,6 +69,15 @@ def _contents(tensor: torch.Tensor | None) -> Any:
     if tensor is None:
         return None
     return tensor.data_ptr(), tensor.shape, tensor.stride(), 0 if tensor.is_inference() else tensor._version
+
+
+if TYPE_CHECKING:
+    @overload
+    def get_mla_metadata() -> tuple[FlashMLASchedMeta, None]: ...
+
+    @overload
+    def get_mla_metadata(cache_seqlens: torch.Tensor, num_q_tokens_per_head_k: int, num_heads_k: int, num_heads_q: int | None = None,
+                         is_fp8_kvcache: bool = False, topk: int | None = None) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
 def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[Any, torch.Tensor | None]:
