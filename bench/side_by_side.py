@@ -7,7 +7,7 @@ come rounds of one figure of each call, one after the other. A ratio is their ti
 median of the rounds, and from the least to the most. "outside": without the schedule, as all layers of a step but the first run;
 "inside": with it. A library without a schedule of its own stands with the same time in both. lse is written by attune always, and
 by a peer as it does. Calls rotate over sets of random tensors that are larger together than twice the last cache. Joules are the
-energy counter's (NVML; RAPL on the CPU) over --joules seconds of each call.
+energy counter's (NVML; RAPL on the CPU), from one of its moves to another, at least --joules seconds and 10 moves later.
 
 A peer is a Python module on the path, --peer NAME (repeatable); without one peer_torch, PyTorch's own attention, and on the CPU
 peer_onnxruntime and peer_openvino where installed. It defines
@@ -16,7 +16,7 @@ peer_onnxruntime and peer_openvino where installed. It defines
     NAME, version()         optional: what the table calls it, and what the report says of it
 
 None: it has no such case. case has the tensors (side_cases.py says which); what a peer makes of them before the first call is not
-timed. A call takes nothing and returns (out, lse) or out: [.., num_heads_q, head_dim_v] and [.., num_heads_q] in the order of
+timed. What it raises counts against the peer in that case, as what a call raises does. A call takes nothing and returns (out, lse) or out: [.., num_heads_q, head_dim_v] and [.., num_heads_q] in the order of
 case.q, views will do; lse is the natural logarithm, or None. Of a pair the first call runs by a schedule made before, the second
 makes it. prepare() is called once for each set of tensors. For example, for a library `other`:
 
@@ -45,7 +45,7 @@ import torch
 from peers import load_peers, pairs_of
 from ratio_plot import ratio_plot
 from side_cases import TABLE, Case, rows_of
-from timing import REST, energy_meter, joules_of, seconds_of, wait
+from timing import MOVES, REST, energy_meter, joules_of, seconds_of, wait
 
 OURS = "attune"
 # Most that the rms error of a right output may be. Whose is smaller is in the table.
@@ -64,8 +64,13 @@ def last_cache(device):
         return 32 << 20
 
 
-def calls_of(case, peers):
-    """{name: (without the schedule, with it)} of one set of tensors."""
+def fault(problem):
+    """An exception as the table shows it."""
+    return f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+
+
+def calls_of(case, peers, faults):
+    """{name: (without the schedule, with it)} of one set of tensors. Peers that cannot prepare are put into faults."""
     plan = case.plan()
 
     def ours():
@@ -79,7 +84,10 @@ def calls_of(case, peers):
     plan.schedule()
     calls = {OURS: (ours, whole)}
     for module in peers:
-        calls |= pairs_of(module.prepare(case), module)
+        try:
+            calls |= pairs_of(module.prepare(case), module)
+        except Exception as problem:  # a peer's own, as in check()
+            faults[getattr(module, "NAME", module.__name__)] = fault(problem)
     return calls, plan
 
 
@@ -106,7 +114,7 @@ def check(case, calls):
             try:
                 error, lse = case.errors(*output_of(call()), exact)
             except Exception as problem:  # whatever a peer raises is its own, and the other cases go on
-                wrong[name] = f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+                wrong[name] = fault(problem)
                 break
             errors[name] = {"rms": error, "lse": lse}
             if not error <= BOUNDS[case.dtype]:
@@ -126,8 +134,10 @@ def measure(row, peers, options, meter):
     case = Case(row, device, seed=1)
     sets = max(1, min(MOST_SETS, -(-2 * last_cache(device) // case.footprint))) if not options.tiny else 2
     cases = [case] + [Case(row, device, seed=2 + i) for i in range(sets - 1)]
-    prepared = [calls_of(one, peers) for one in cases]
+    faults = {}
+    prepared = [calls_of(one, peers, faults) for one in cases]
     errors, wrong = check(case, prepared[0][0])
+    wrong |= faults
     names = [name for name in prepared[0][0] if name not in wrong and all(name in calls for calls, _ in prepared)]
     result = {"name": case.name, "row": row, "sets": sets, "flops": case.flops, "bytes": case.bytes, "errors": errors, "wrong": wrong,
               "plan": prepared[0][1].describe().strip(), "seconds": {}, "ratios": {}, "joules": {}}
@@ -146,7 +156,9 @@ def measure(row, peers, options, meter):
         if name != OURS and OURS in samples:
             result["ratios"][name] = {"outside": ratios_of(outside, samples[OURS][0]), "inside": ratios_of(inside, samples[OURS][1])}
         if meter is not None and options.joules > 0:
-            result["joules"][name] = joules_of(timed[name][0], device, meter, options.joules)
+            joules = joules_of(timed[name][0], device, meter, options.joules)
+            if joules is not None:
+                result["joules"][name] = joules
     return result
 
 
@@ -199,7 +211,9 @@ def parse(arguments):
     parser.add_argument("--rounds", type=int, default=7, help="figures of each call; the median counts (%(default)s)")
     parser.add_argument("--rest", type=float, default=None, help=f"seconds of rest before each figure ({REST} on a GPU, else 0)")
     parser.add_argument("--seconds", type=float, default=None, help="of one figure, about (0.02 on a GPU, else 0.1)")
-    parser.add_argument("--joules", type=float, default=1.0, help="seconds of each call for its energy; 0: none (%(default)s)")
+    parser.add_argument("--joules", type=float, default=1.0,
+                        help=f"least seconds of each call for its energy, which takes as long as the counter needs to move {MOVES} times: about "
+                             "1 s on a GPU; 0: none (%(default)s)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="on the CPU, of all libraries (%(default)s)")
     parser.add_argument("--cases", default=TABLE, help="another table of cases")
     parser.add_argument("--json", help="also write the results to this file")
@@ -207,6 +221,8 @@ def parse(arguments):
     options = parser.parse_args(arguments)
     if options.rounds < 1 or options.threads < 1:
         parser.error("--rounds and --threads must be at least 1")
+    if not 0 <= options.joules < float("inf"):
+        parser.error(f"--joules is {options.joules}; it must be a time, or 0")
     options.kind, options.tiny = options.device, options.device == "tiny"
     options.device = "cuda" if options.device == "cuda" else "cpu"
     if options.rest is None:

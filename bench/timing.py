@@ -10,6 +10,10 @@ import time
 import torch
 
 SECONDS = {"cuda": 0.02, "cpu": 0.1}  # of one measurement, about
+BATCH = 0.01  # seconds between two looks at an energy counter, about
+MOVES = 10  # of an energy counter, that a figure spans; they come every 1 to 100 ms
+SLOW = 3.0  # seconds after which fewer will do, where a call is longer than what lies between two
+STUCK = 2.0  # seconds after which a counter that has not moved will not
 REST = 0.25  # seconds of rest before each figure: a card at its power limit lowers its clock after about 0.1 s
 
 
@@ -97,10 +101,24 @@ def energy_meter(device):
 
 
 def joules_of(call, device, meter, seconds):
-    """Of one call, over calls of that many seconds: counters move every 20 to 100 ms."""
+    """Of one call, or None where the counter stands still: from one of its moves to another, `seconds` later or more."""
     wait(device)
     time.sleep(REST)
-    count = max(1, round(seconds / max(elapsed(call, 1, device), 1e-6)))
-    begin = meter.joules()
-    elapsed(call, count, device)
-    return (meter.joules() - begin) / count
+    count = max(1, round(BATCH / max(elapsed(call, 1, device), 1e-6)))
+    last, moved, begin = meter.joules(), time.perf_counter(), None
+    calls = moves = 0
+    while True:
+        elapsed(call, count, device)
+        calls += count
+        joules, now = meter.joules(), time.perf_counter()
+        if joules == last:
+            if now - moved > STUCK:
+                return None
+            continue
+        last, moved = joules, now
+        if begin is None:
+            begin, start, calls = joules, now, 0
+            continue
+        moves += 1
+        if now - start >= seconds and (moves >= MOVES or now - start >= SLOW):
+            return (joules - begin) / calls

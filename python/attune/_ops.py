@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from . import _core
 from ._errors import InvalidArgument, shape_of, suggesting
@@ -12,6 +12,8 @@ from ._records import Array, KVCache, Prologue
 
 if TYPE_CHECKING:
     from typing import Literal, overload
+
+    from typing_extensions import Unpack
 
     from ._records import ArrayT
 
@@ -48,11 +50,44 @@ def _pair(first: Any, second: Any, like: Any) -> Any:
     return finish(first, like) if second is None else (finish(first, like), finish(second, like))
 
 
+class PrepareFields(TypedDict, total=False):
+    """The keyword arguments of `qkv_prepare`, for type checkers."""
+
+    prologue: Prologue | None
+    cu_seqlens_q: Array | None
+    seqused_kv: Array | None
+    finished: Array | None
+    cache: KVCache | None
+    q_out: Array | None
+    k_out: Array | None
+    v_out: Array | None
+    out_dtype: Any
+    stream: Any
+
+
+if TYPE_CHECKING:
+    @overload
+    def qkv_prepare(q: ArrayT, k: ArrayT, v: ArrayT, **fields: Unpack[PrepareFields]) -> tuple[ArrayT, ArrayT, ArrayT]: ...
+
+    @overload
+    def qkv_prepare(q: ArrayT, k: ArrayT, v: None = None, **fields: Unpack[PrepareFields]) -> tuple[ArrayT, ArrayT, None]: ...
+
+    @overload
+    def qkv_prepare(q: ArrayT, k: None = None, v: None = None, **fields: Unpack[PrepareFields]) -> tuple[ArrayT, None, None]: ...
+
+    @overload
+    def qkv_prepare(q: None = None, *, k: ArrayT, v: ArrayT, **fields: Unpack[PrepareFields]) -> tuple[None, ArrayT, ArrayT]: ...
+
+    @overload
+    def qkv_prepare(q: ArrayT | None = None, k: ArrayT | None = None, v: ArrayT | None = None,
+                    **fields: Unpack[PrepareFields]) -> tuple[ArrayT | None, ArrayT | None, ArrayT | None]: ...
+
+
 @suggesting
 def qkv_prepare(q: Array | None = None, k: Array | None = None, v: Array | None = None, *, prologue: Prologue | None = None,
                 cu_seqlens_q: Array | None = None, seqused_kv: Array | None = None, finished: Array | None = None,
                 cache: KVCache | None = None, q_out: Array | None = None, k_out: Array | None = None,
-                v_out: Array | None = None, out_dtype: Any = None, stream: Any = None) -> tuple[Any, Any, Any]:
+                v_out: Array | None = None, out_dtype: Any = None, stream: Any = None) -> Any:
     """The prologue on its own: q, k and v of new tokens to q_out, k_out and v_out, and to the cache if prologue.append.
 
     Args:
@@ -78,7 +113,7 @@ def qkv_prepare(q: Array | None = None, k: Array | None = None, v: Array | None 
             out = empty(shape_of(name, given), dtype, given)
         outs.append(out)
     _core.qkv_prepare({**arguments, **_given(q_out=outs[0], k_out=outs[1], v_out=outs[2])}, stream)
-    return tuple(None if out is None else finish(out, like) for out, like in zip(outs, (q, k, v)))  # type: ignore[return-value]
+    return tuple(None if out is None else finish(out, like) for out, like in zip(outs, (q, k, v)))
 
 
 if TYPE_CHECKING:
@@ -150,11 +185,29 @@ def cache_quantize(cache: KVCache, k: Array, v: Array | None = None, *, power_of
     call("cache_quantize", _given(cache=cache, k=k, v=v, power_of_two_scales=power_of_two_scales), stream)
 
 
+if TYPE_CHECKING:
+    @overload
+    def cache_dequantize(cache: KVCache, k: ArrayT, v: None = None, *, stream: Any = None) -> ArrayT: ...
+
+    @overload
+    def cache_dequantize(cache: KVCache, k: ArrayT, v: ArrayT, *, stream: Any = None) -> tuple[ArrayT, ArrayT]: ...
+
+
 @suggesting
 def cache_dequantize(cache: KVCache, k: Array, v: Array | None = None, *, stream: Any = None) -> Any:
     """Reads slot i of the cache to row i of k, v [tokens, num_heads_kv, head_dim], which are written and returned."""
     call("cache_dequantize", _given(cache=cache, k=k, v=v), stream)
     return k if v is None else (k, v)
+
+
+if TYPE_CHECKING:
+    @overload
+    def cache_gather(cache: KVCache, k: ArrayT, v: None = None, *, slots: Array | None = None, cu_seqlens: Array | None = None,
+                     seqused_kv: Array | None = None, stream: Any = None) -> ArrayT: ...
+
+    @overload
+    def cache_gather(cache: KVCache, k: ArrayT, v: ArrayT, *, slots: Array | None = None, cu_seqlens: Array | None = None,
+                     seqused_kv: Array | None = None, stream: Any = None) -> tuple[ArrayT, ArrayT]: ...
 
 
 @suggesting

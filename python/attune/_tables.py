@@ -11,9 +11,13 @@ from ._frameworks import framework_of
 from ._records import Array, View
 
 if TYPE_CHECKING:
-    from typing import Literal
+    from typing import Literal, overload
 
+    import numpy
+    from numpy.typing import NDArray
     from typing_extensions import Unpack
+
+    from ._records import ArrayT
 
     RopeStyle = Literal["none", "linear", "glm2", "dynamic_ntk", "qwen_dynamic_ntk", "yarn", "llama3", "mrope"]
 
@@ -39,6 +43,20 @@ def _table(shape: tuple[int, ...], like: Array | None, fill: Any) -> Any:
     return table if like is None else framework_of(like).from_numpy(table, like.array if isinstance(like, View) else like)
 
 
+if TYPE_CHECKING:
+    @overload
+    def rope_table(num_positions: int, dim: int, *, style: RopeStyle = "linear", first_position: int = 0, like: None = None,
+                   **fields: Unpack[RopeFields]) -> NDArray[numpy.float32]: ...
+
+    @overload
+    def rope_table(num_positions: int, dim: int, *, style: RopeStyle = "linear", first_position: int = 0, like: View,
+                   **fields: Unpack[RopeFields]) -> Any: ...
+
+    @overload
+    def rope_table(num_positions: int, dim: int, *, style: RopeStyle = "linear", first_position: int = 0, like: ArrayT,
+                   **fields: Unpack[RopeFields]) -> ArrayT: ...
+
+
 def rope_table(num_positions: int, dim: int, *, style: RopeStyle = "linear", first_position: int = 0, like: Array | None = None,
                **fields: Unpack[RopeFields]) -> Any:
     """cos_sin of `Prologue`: float32 [num_positions, dim], dim / 2 cosines, then dim / 2 sines, of each position.
@@ -61,11 +79,33 @@ def rope_frequencies(dim: int, *, style: RopeStyle = "linear", **fields: Unpack[
     return _core.rope_frequencies({"style": style, "dim": dim, **fields})
 
 
+if TYPE_CHECKING:
+    @overload
+    def logn_table(max_position: int, num_positions: int, *, like: None = None) -> NDArray[numpy.float32]: ...
+
+    @overload
+    def logn_table(max_position: int, num_positions: int, *, like: View) -> Any: ...
+
+    @overload
+    def logn_table(max_position: int, num_positions: int, *, like: ArrayT) -> ArrayT: ...
+
+
 @suggesting
 def logn_table(max_position: int, num_positions: int, *, like: Array | None = None) -> Any:
     """float32 [num_positions]: ln(p + 1) / ln(max_position) for p > max_position, else 1."""
     most, count = whole("max_position", max_position), whole("num_positions", num_positions, most=2**31)
     return _table((count,), like, lambda out: _core.logn_table(most, count, out))
+
+
+if TYPE_CHECKING:
+    @overload
+    def alibi_slopes(num_heads: int, *, like: None = None) -> NDArray[numpy.float32]: ...
+
+    @overload
+    def alibi_slopes(num_heads: int, *, like: View) -> Any: ...
+
+    @overload
+    def alibi_slopes(num_heads: int, *, like: ArrayT) -> ArrayT: ...
 
 
 @suggesting

@@ -87,6 +87,39 @@ def prepare(case):
     assert "bad" not in result["seconds"] and "attune" in result["seconds"]
 
 
+@pytest.mark.parametrize("when, dense", [("case.kv == 'paged'", "right"), ("len(seen) == 2", "wrong")])
+def test_a_peer_that_cannot_prepare_is_named_and_the_others_go_on(bench, capsys, when, dense):
+    """In one case of two, and for the second set of tensors of a case alone."""
+    status, results, _ = bench(f"""
+seen = []
+
+def prepare(case):
+    seen.append(case)
+    plan = case.plan()
+    def call():
+        plan.run()
+        return case.out, case.lse
+    if {when}:
+        raise RuntimeError('no such pages\\nand more')
+    return {{"copy": call}}
+""", "--filter", "tiny/(dense|decode)$", "--peer", "peer_torch")
+    assert status == 1 and [r["row"]["kv"] for r in results] == ["dense", "paged"]
+    failed, fine = results if dense == "wrong" else reversed(results)
+    assert list(failed["wrong"].values()) == ["RuntimeError: no such pages"] and "copy" not in failed["seconds"]
+    assert list(failed["wrong"])[0].startswith("peer_of_") and f"{list(failed['wrong'])[0]:18} WRONG: RuntimeError: no" in capsys.readouterr().out
+    assert not fine["wrong"] and "copy" in fine["seconds"]
+    for result in results:
+        assert {"attune", "torch"} <= set(result["seconds"]) and "torch" in result["ratios"]
+
+
+def test_a_peer_that_gives_no_calls_is_named(bench):
+    status, (result,), _ = bench("""
+def prepare(case):
+    return {"bad": 7}
+""", "--filter", "tiny/dense$")
+    assert status == 1 and result["wrong"]["bad"].startswith("TypeError: 'int' object is not callable")
+
+
 def test_torch_is_the_peer_where_none_is_given(bench, capsys):
     import side_by_side
     assert side_by_side.main(["--device", "tiny", "--rounds", "1", "--filter", "tiny/(dense|chunk|decode)$"]) == 0
@@ -99,6 +132,73 @@ def test_lengths_of_a_table(bench):
     evenly = lengths_of({"from": 1, "to": 16, "count": 4}, 1)
     assert sorted(evenly) == [1, 6, 11, 16] and evenly != sorted(evenly)
     assert sorted(lengths_of({"from": 0, "to": 36, "count": 37}, 1)) == list(range(37))  # no step divides the count
+
+
+class Clock:
+    """Stands in for `time`, and for a counter that knows of 100 W at every multiple of `step` seconds."""
+
+    def __init__(self, step):
+        self.now, self.step, self.calls = 0.0, step, 0
+
+    def perf_counter(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def joules(self):
+        return 100 * self.step * int(self.now / self.step + 1e-9) if self.step else 5.0
+
+
+@pytest.mark.parametrize("seconds", [0.01, 0.3, 3.0])
+@pytest.mark.parametrize("step", [0.001, 0.02, 0.1])
+@pytest.mark.parametrize("length", [4e-5, 0.003, 0.25, 0.7])
+def test_energy_is_measured_between_moves_of_the_counter(bench, monkeypatch, length, step, seconds):
+    import timing
+    clock = Clock(step)
+    monkeypatch.setattr(timing, "time", clock)
+
+    def call():
+        clock.calls += 1
+        clock.sleep(length)
+
+    got = timing.joules_of(call, "cpu", clock, seconds)
+    assert got == pytest.approx(100 * length, rel=0.04)
+    assert seconds <= clock.calls * length <= max(seconds, 3.0) + 1.0 + 2 * length
+
+
+def test_energy_of_a_counter_that_stands_still_is_not_known(bench, monkeypatch):
+    import timing
+    clock = Clock(0)
+    monkeypatch.setattr(timing, "time", clock)
+    assert timing.joules_of(lambda: clock.sleep(0.01), "cpu", clock, 0.5) is None and clock.now < 5
+    stops = Clock(0.1)
+    monkeypatch.setattr(timing, "time", stops)
+
+    def call():
+        stops.sleep(0.01)
+        if stops.now > 0.7:
+            stops.step = 0
+
+    assert timing.joules_of(call, "cpu", stops, 0.5) is None and stops.now < 5
+
+
+def test_energy_that_is_not_known_is_not_in_the_report(bench, monkeypatch, capsys):
+    import side_by_side
+    for joules, shown in ((None, "n/a"), (0.5, "500 mJ")):
+        monkeypatch.setattr(side_by_side, "energy_meter", lambda device: Clock(0.1))
+        monkeypatch.setattr(Clock, "source", "a clock", raising=False)
+        monkeypatch.setattr(side_by_side, "joules_of", lambda *arguments: joules)
+        _, (result,), _ = bench("prepare = lambda case: None", "--filter", "tiny/dense$")
+        assert result["joules"] == ({} if joules is None else {"attune": joules})
+        assert shown in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  attune"))
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf"])
+def test_joules_that_are_no_time_are_refused(bench, capsys, value):
+    with pytest.raises(SystemExit) as raised:
+        bench("prepare = lambda case: None", f"--joules={value}")
+    assert raised.value.code == 2 and "--joules is" in capsys.readouterr().err
 
 
 def test_energy_counters_wrap_around(bench, tmp_path):

@@ -409,6 +409,22 @@ def test_unified_attention_refusals():
         unified(q, k, k, q.clone(), ints(0, 1, 8), ints(40, 24), ints(*TABLE), kv_quant_mode=3)
 
 
+@everywhere
+def test_operators_with_a_scale_of_zero_weigh_all_keys_alike():
+    """In attune 0 stands for the default."""
+    q, k, v = randn(8, 4, 16), randn(8, 2, 16), randn(8, 2, 16)
+    k_pages, v_pages = paged(6, 16, 2, 16)
+    fields = {"cache": attune.KVCache(k_pages, v_pages, page_table=ints(*TABLE)), "cu_seqlens_q": ints(0, 1, 8), "causal": True}
+    for scale in 0.0, 0:
+        out = torch.full_like(q, 9.0)
+        unified_attention(q, k_pages, v_pages, out, ints(0, 1, 8), 7, ints(40, 24), 64, scale, True, (-1, -1), ints(*TABLE), 0.0, None, None,
+                          None)
+        check(out, expect(torch.zeros_like(q), seqused_kv=ints(40, 24), **fields))
+        context_attention_fwd(q, k, v, out, "auto", *x_packed(k_pages, v_pages, 8), ints(*TABLE), ints(0, 1, 8), ints(41, 24), None, 7, None,
+                              None, sm_scale=scale)
+        check(out, expect(torch.zeros_like(q), k, v, seqused_kv=ints(40, 17), **fields))
+
+
 # -------------------------------------------------------------------------------------------------- names and positions
 
 

@@ -10,32 +10,7 @@ from places import TABLE, Here, everywhere, exact, ints, paged, rand, randn, sta
 import attune
 from attune.compat import flash_attn, flash_attn_interface as flash_attn_3, flash_mla
 from compare import COMPUTE, dtype_name
-
-
-def plain(q, k, v, scale=None, causal=False, window=(-1, -1), slopes=None, begin=0):
-    """(out, lse) of one sequence, [tokens, heads, d], in float64. Keys before begin are not there."""
-    q, k, v = (torch.from_numpy(exact(x)).double() for x in (q, k, v))
-    rows, keys, group = len(q), len(k), q.shape[1] // k.shape[1]
-    scores = torch.einsum("ihd,jhd->hij", q, k.repeat_interleave(group, 1)) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    place, key = torch.arange(keys - rows, keys)[:, None], torch.arange(keys)
-    if slopes is not None:
-        scores -= slopes.cpu().double()[:, None, None] * (place - key).abs()
-    hidden = key < begin
-    if causal:
-        hidden = hidden | (key > place)
-    if window[0] >= 0:
-        hidden = hidden | (key < place - window[0])
-    if window[1] >= 0:
-        hidden = hidden | (key > place + window[1])
-    scores = scores.masked_fill(hidden, -torch.inf)
-    lse = scores.logsumexp(-1)
-    weights = (scores - lse[..., None]).exp().nan_to_num()
-    return torch.einsum("hij,jhd->ihd", weights, v.repeat_interleave(group, 1)), lse
-
-
-def assert_same(got, want, factor=4):
-    bound = factor * COMPUTE[dtype_name(torch.empty(0, dtype=Here.dtype))]
-    torch.testing.assert_close(got.detach().double().cpu(), want, rtol=bound, atol=bound)
+from plain import assert_same, plain
 
 
 # ------------------------------------------------------------------------------------------------------ ALiBi
@@ -292,6 +267,11 @@ def test_a_scale_of_zero_weighs_all_keys_alike():
             assert_same(dense[b], plain(q[b], k[b], v[b], scale=0)[0])
             assert_same(cached[b], plain(q[b], k_cache[b], v_cache[b], scale=0, causal=True)[0])
         assert_same(ragged, plain(q[1], k[1], v[1], scale=0)[0])
+    codes = [x.to(E4M3) for x in (q, k, v)]
+    out = flash_attn_3.flash_attn_func(*codes, softmax_scale=0.0)
+    want = plain(*(x[0].float() for x in codes), scale=0)[0]
+    bound = 4 * COMPUTE["bfloat16"] if Here.device == "cpu" else 2**-3
+    torch.testing.assert_close(out[0].double().cpu(), want, rtol=bound, atol=bound)
 
 
 def test_lengths_that_the_host_knows_are_held_to_the_cache():

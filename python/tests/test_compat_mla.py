@@ -97,6 +97,54 @@ def test_mla_sparse_decode_with_sink_lengths_and_extra_cache(width):
     check(out, expected, lse, lambda lse: lse.transpose(1, 2))
 
 
+@pytest.mark.parametrize("kind", ["dense", "sparse", "packed"])
+@everywhere
+def test_mla_with_a_scale_of_zero_weighs_all_keys_alike(kind):
+    """In attune 0 stands for the default."""
+    q, lengths = randn(2, 2, 4, 576), ints(40, 7)
+    k_cache = randn(6, 16, 1, 576) / 4
+    table, fields, options = ints(*TABLE), {}, {}
+    if kind == "dense":
+        fields = {"cache": attune.KVCache(k_cache, page_table=table), "seqused_kv": lengths, "causal": True}
+        arguments = k_cache, table, lengths
+        options["causal"] = True
+    else:
+        cache, view, _ = quantised(656)
+        indices = torch.randint(-1, 64, (2, 2, 9), dtype=torch.int32).to(q.device)
+        fields = {"cache": cache if kind == "packed" else attune.KVCache(k_cache), "indices": indices}
+        arguments = view if kind == "packed" else k_cache, None, None
+        options.update(indices=indices, is_fp8_kvcache=kind == "packed")
+    meta, _ = flash_mla.get_mla_metadata()
+    alike = expect(torch.zeros_like(q), head_dim_v=512, **fields)
+    for scale, expected in ((0.1, expect(q, softmax_scale=0.1, head_dim_v=512, **fields)), (0.0, alike), (0, alike),
+                            (None, expect(q, head_dim_v=512, **fields))):
+        out, lse = flash_mla.flash_mla_with_kvcache(q, *arguments, 512, meta, softmax_scale=scale, **options)
+        check(out, expected, lse, lambda lse: lse.transpose(1, 2))
+
+
+@everywhere
+def test_mla_prompts_with_a_scale_of_zero_weigh_all_keys_alike():
+    q, kv, indices = randn(5, 4, 576), randn(30, 1, 576), torch.randint(0, 30, (5, 1, 12), dtype=torch.int32).to(Here.device)
+    expected = expect(torch.zeros_like(q), kv, indices=indices, head_dim_v=512)
+    for module, unit in ((flash_mla, 1), (flash_mla_2025_09, math.log2(math.e))):
+        out, max_logits, lse = module.flash_mla_sparse_fwd(q, kv, indices, 0.0)
+        check(out, expected, lse / unit)
+        assert (max_logits == 0).all()
+    q, k, v = randn(9, 4, 48), randn(13, 2, 48), randn(13, 2, 32)
+    starts_q, starts_kv = ints(0, 4, 9), ints(0, 3, 13)
+    expected = expect(torch.zeros_like(q), k, v, cu_seqlens_q=starts_q, cu_seqlens_kv=starts_kv)
+    out, lse = flash_mla.flash_attn_varlen_func(q, k, v, starts_q, starts_kv, 5, 10, softmax_scale=0)
+    check(out, expected, lse)
+
+
+def test_gradients_with_a_scale_of_zero():
+    q, k, v = (torch.randn(4, 2, 16).requires_grad_() for _ in range(3))
+    out, _ = flash_mla.flash_attn_varlen_func(q, k, v, ints(0, 4), ints(0, 4), 4, 4, softmax_scale=0.0)
+    dq, dk, dv = torch.autograd.grad(out.sum(), (q, k, v))
+    assert (dq == 0).all() and (dk == 0).all()
+    torch.testing.assert_close(dv, torch.ones_like(v))
+
+
 def padded(x):
     """The same, each axis a slice of a longer one, as FlashMLA's own tests have it."""
     wide = torch.full([n + (128 if i == x.dim() - 1 else 1) for i, n in enumerate(x.shape)], 7, dtype=x.dtype, device=x.device)

@@ -12,7 +12,7 @@ import textwrap
 NAMED = re.compile(r"(?<![\w`/.])(__\w+__|(?:attune_|ATTUNE_)\w+|[a-z]+[a-z0-9]*(?:_[a-z0-9]+)+|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)(?![\w`/]|\.(?:md|h|py))")
 
 # Of the modules that stand in for others: what those have, and how they are switched on.
-OTHERS_NAMES = re.compile(r"flash_|get_mla|FlashMLA|context_attention|unified_attention|varlen_attn|attention$|register$|activate$")
+OTHERS_NAMES = re.compile(r"flash_|get_mla|get_scheduler|FlashMLA|context_attention|unified_attention|varlen_attn|attention$|register$|activate$")
 
 
 def escape(text):

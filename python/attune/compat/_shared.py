@@ -6,13 +6,16 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 import attune
 
 from .._errors import refuse_unknown
+
+if TYPE_CHECKING:
+    from .._errors import Function
 
 INFINITY = float("inf")
 
@@ -26,10 +29,11 @@ _THEIRS = {"seqused_kv": ("cache_seqlens", "seqused_k", "cu_seqlens_k"), "cu_seq
            "cu_seqlens_kv": ("cu_seqlens_k",), "max_seqlen_kv": ("max_seqlen_k",), "cache.page_table": ("block_table", "page_table"),
            "cache.k": ("k_cache", "k"), "cache.v": ("v_cache", "v"), "cache.batch_index": ("cache_batch_idx",),
            "cache.k_scale": ("k_descale",), "cache.v_scale": ("v_descale",), "prologue.rope_cos_sin": ("rotary_cos",),
-           "prologue.qkv_scale": ("q_descale",), "mask_bits": ("cache_leftpad",)}
+           "prologue.qkv_scale": ("q_descale",), "mask_bits": ("cache_leftpad",), "partial_out": ("out_partial",),
+           "partial_lse": ("lse_partial",)}
 
 
-def suggesting(function: Any) -> Any:
+def suggesting(function: Function) -> Function:
     """The function, whose errors have the names of its own arguments: one that is none, one of a wrong kind, and what attune says."""
     parameters = inspect.signature(function).parameters
 
@@ -47,7 +51,7 @@ def suggesting(function: Any) -> Any:
                 raise in_their_words(error, names) from None
             raise
 
-    return call
+    return call  # type: ignore[return-value]
 
 
 def _check_kind(argument: str, annotation: str, value: Any) -> None:

@@ -3,6 +3,7 @@
 
 lse is the natural logarithm, [batch, num_heads, seqlen_q] or [num_heads, total_q], and -inf where a row sees nothing (out is 0).
 num_splits, pack_gqa, sm_margin, deterministic and scheduler_metadata are accepted: the result is the same, bit for bit, run after run.
+A call makes its schedule itself, on the device.
 
 Descales are those of float8_e4m3fn inputs and are ignored with others, as there. They are [batch, num_heads_kv], the same for all
 sequences: of batch 1, or expanded.
@@ -10,17 +11,39 @@ sequences: of batch 1, or expanded.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 import attune
 
+from .._errors import whole
 from ._shared import refuse, suggesting, window
 from .flash_attn import attend, attend_to_cache
 
+if TYPE_CHECKING:
+    from typing import Literal, overload
+    # Overloads that name the flag take other arguments unchecked: they need not be written three times.
 
-@suggesting
+
+if TYPE_CHECKING:
+    @overload
+    def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None = None, causal: bool = False,
+                        qv: torch.Tensor | None = None, q_descale: torch.Tensor | None = None, k_descale: torch.Tensor | None = None,
+                        v_descale: torch.Tensor | None = None, window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0,
+                        softcap: float = 0.0, num_splits: int = 1, pack_gqa: bool | None = None, deterministic: bool = False,
+                        sm_margin: int = 0, return_attn_probs: Literal[False] = False) -> torch.Tensor: ...
+
+    @overload
+    def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, return_attn_probs: Literal[True],
+                        **options: Any) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    @overload
+    def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, return_attn_probs: bool,
+                        **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@suggesting  # type: ignore[misc]
 def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None = None, causal: bool = False,
                     qv: torch.Tensor | None = None, q_descale: torch.Tensor | None = None, k_descale: torch.Tensor | None = None,
                     v_descale: torch.Tensor | None = None, window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0,
@@ -35,7 +58,61 @@ def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_s
     return _dense("flash_attn_func", q, k, v, qv, (q_descale, k_descale, v_descale), return_attn_probs, fields)
 
 
-@suggesting
+if TYPE_CHECKING:
+    @overload
+    def flash_attn_qkvpacked_func(qkv: torch.Tensor, softmax_scale: float | None = None, causal: bool = False,
+                                  q_descale: torch.Tensor | None = None, k_descale: torch.Tensor | None = None,
+                                  v_descale: torch.Tensor | None = None, window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0,
+                                  softcap: float = 0.0, deterministic: bool = False, num_heads_q: int | None = None, sm_margin: int = 0,
+                                  return_attn_probs: Literal[False] = False) -> torch.Tensor: ...
+
+    @overload
+    def flash_attn_qkvpacked_func(qkv: torch.Tensor, *args: Any, return_attn_probs: Literal[True],
+                                  **options: Any) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    @overload
+    def flash_attn_qkvpacked_func(qkv: torch.Tensor, *args: Any, return_attn_probs: bool,
+                                  **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@suggesting  # type: ignore[misc]
+def flash_attn_qkvpacked_func(qkv: torch.Tensor, softmax_scale: float | None = None, causal: bool = False,
+                              q_descale: torch.Tensor | None = None, k_descale: torch.Tensor | None = None,
+                              v_descale: torch.Tensor | None = None, window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0,
+                              softcap: float = 0.0, deterministic: bool = False, num_heads_q: int | None = None, sm_margin: int = 0,
+                              return_attn_probs: bool = False) -> Any:
+    """qkv: [batch, seqlen, 3, num_heads, d], or with num_heads_q [batch, seqlen, num_heads_q + 2 * num_heads_kv, d]: heads of q, of k,
+    of v. Read where it lies, and differentiable.
+
+    Returns out, or (out, lse) with return_attn_probs.
+    """
+    function = "flash_attn_qkvpacked_func"
+    fields = _score_fields(function, softmax_scale, causal, window_size, attention_chunk, softcap)
+    q, k, v = _unpacked(function, qkv, num_heads_q)
+    return _dense(function, q, k, v, None, (q_descale, k_descale, v_descale), return_attn_probs, fields)
+
+
+if TYPE_CHECKING:
+    @overload
+    def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
+                               max_seqlen_q: int, max_seqlen_k: int, seqused_q: torch.Tensor | None = None,
+                               seqused_k: torch.Tensor | None = None, softmax_scale: float | None = None, causal: bool = False,
+                               qv: torch.Tensor | None = None, q_descale: torch.Tensor | None = None,
+                               k_descale: torch.Tensor | None = None, v_descale: torch.Tensor | None = None,
+                               window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 1,
+                               pack_gqa: bool | None = None, deterministic: bool = False, sm_margin: int = 0,
+                               return_attn_probs: Literal[False] = False) -> torch.Tensor: ...
+
+    @overload
+    def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, return_attn_probs: Literal[True],
+                               **options: Any) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    @overload
+    def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, return_attn_probs: bool,
+                               **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@suggesting  # type: ignore[misc]
 def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
                            max_seqlen_q: int, max_seqlen_k: int, seqused_q: torch.Tensor | None = None,
                            seqused_k: torch.Tensor | None = None, softmax_scale: float | None = None, causal: bool = False,
@@ -54,7 +131,31 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu
     return _dense(function, q, k, v, qv, (q_descale, k_descale, v_descale), return_attn_probs, fields)
 
 
-@suggesting
+if TYPE_CHECKING:
+    @overload
+    def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor | None = None,
+                                v: torch.Tensor | None = None, qv: torch.Tensor | None = None, rotary_cos: torch.Tensor | None = None,
+                                rotary_sin: torch.Tensor | None = None, cache_seqlens: int | torch.Tensor | None = None,
+                                cache_batch_idx: torch.Tensor | None = None, cache_leftpad: torch.Tensor | None = None,
+                                page_table: torch.Tensor | None = None, cu_seqlens_q: torch.Tensor | None = None,
+                                cu_seqlens_k_new: torch.Tensor | None = None, max_seqlen_q: int | None = None,
+                                rotary_seqlens: torch.Tensor | None = None, q_descale: torch.Tensor | None = None,
+                                k_descale: torch.Tensor | None = None, v_descale: torch.Tensor | None = None,
+                                softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
+                                attention_chunk: int = 0, softcap: float = 0.0, rotary_interleaved: bool = True,
+                                scheduler_metadata: torch.Tensor | None = None, num_splits: int = 0, pack_gqa: bool | None = None,
+                                sm_margin: int = 0, return_softmax_lse: Literal[False] = False) -> torch.Tensor: ...
+
+    @overload
+    def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *args: Any,
+                                return_softmax_lse: Literal[True], **options: Any) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    @overload
+    def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *args: Any, return_softmax_lse: bool,
+                                **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@suggesting  # type: ignore[misc]
 def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor | None = None,
                             v: torch.Tensor | None = None, qv: torch.Tensor | None = None, rotary_cos: torch.Tensor | None = None,
                             rotary_sin: torch.Tensor | None = None, cache_seqlens: int | torch.Tensor | None = None,
@@ -65,8 +166,8 @@ def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: tor
                             k_descale: torch.Tensor | None = None, v_descale: torch.Tensor | None = None,
                             softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
                             attention_chunk: int = 0, softcap: float = 0.0, rotary_interleaved: bool = True,
-                            scheduler_metadata: Any = None, num_splits: int = 0, pack_gqa: bool | None = None, sm_margin: int = 0,
-                            return_softmax_lse: bool = False) -> Any:
+                            scheduler_metadata: torch.Tensor | None = None, num_splits: int = 0, pack_gqa: bool | None = None,
+                            sm_margin: int = 0, return_softmax_lse: bool = False) -> Any:
     """Attention over a cache, after writing k and v at positions cache_seqlens.., with rotary embedding of q and k.
 
     Args: as attune.compat.flash_attn.flash_attn_with_kvcache, and
@@ -74,6 +175,7 @@ def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: tor
             whose rows hold v, then k (d_v + d in all): MLA's latent and rotary parts.
         cu_seqlens_q: int32 [batch + 1], where q is [total_q, num_heads, d]; without k and v.
         k_descale, v_descale, q_descale: of a cache and queries in float8_e4m3fn.
+        scheduler_metadata: of get_scheduler_metadata; refused where it was made for calls of other shapes.
 
     Returns:
         out, or (out, lse) with return_softmax_lse.
@@ -86,6 +188,8 @@ def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: tor
         refuse(function, "cu_seqlens_q", "goes with a tensor of cache_seqlens, without k, v and cache_leftpad")
     if k is not None and torch.float8_e4m3fn in (q.dtype, k.dtype):
         refuse(function, "k", "is given, and q or k is float8_e4m3fn; append such tokens to the cache first")
+    if scheduler_metadata is not None:
+        _check_metadata(function, scheduler_metadata, q, k_cache, v_cache, page_table, cu_seqlens_q, max_seqlen_q)
     fields = _score_fields(function, softmax_scale, causal, window_size, attention_chunk, softcap)
     rope_offset = 0
     if qv is None:
@@ -105,6 +209,134 @@ def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: tor
         fields.update(cache=cache, seqused_kv=cache_seqlens, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q)
         out, lse = attend(q, None, None, return_softmax_lse, fields, empty_rows=None)
     return (out, lse) if return_softmax_lse else out
+
+
+class _MetadataShapes(NamedTuple):
+    """What calls with a tensor of metadata must be like; the tensor has it as an attribute, its copies do not."""
+
+    batch_size: int
+    num_heads_q: int
+    num_heads_kv: int
+    headdim: int
+    headdim_v: int
+    max_seqlen_q: int
+    page_size: int | None = None
+
+
+@suggesting
+def get_scheduler_metadata(batch_size: int, max_seqlen_q: int, max_seqlen_k: int, num_heads_q: int, num_heads_kv: int, headdim: int,
+                           cache_seqlens: torch.Tensor, qkv_dtype: torch.dtype = torch.bfloat16, headdim_v: int | None = None,
+                           cu_seqlens_q: torch.Tensor | None = None, cu_seqlens_k_new: torch.Tensor | None = None,
+                           cache_leftpad: torch.Tensor | None = None, page_size: int | None = None, max_seqlen_k_new: int = 0,
+                           causal: bool = False, window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0,
+                           has_softcap: bool = False, num_splits: int = 0, pack_gqa: bool | None = None,
+                           sm_margin: int = 0) -> torch.Tensor:
+    """What flash_attn_with_kvcache takes as scheduler_metadata: int32 [1 + batch_size] on the device of cache_seqlens. There is no
+    schedule in it, for a call makes its own; but calls of another batch, other heads, head dims or pages, or more queries a sequence are
+    refused. Copies of it (a slice of a buffer, for one) are accepted by every call.
+
+    Args:
+        cache_seqlens: int32 [batch_size]. cu_seqlens_q: int32 [batch_size + 1]. headdim_v: None: as headdim.
+        max_seqlen_k, qkv_dtype, cache_leftpad, max_seqlen_k_new, causal, has_softcap, num_splits, pack_gqa, sm_margin: no effect.
+    """
+    function = "get_scheduler_metadata"
+    if cu_seqlens_k_new is not None:
+        refuse(function, "cu_seqlens_k_new", "is given; new tokens are one block for each sequence")
+    _score_fields(function, None, causal, window_size, attention_chunk, 0.0)
+    least = {"batch_size": (batch_size, 0), "num_heads_q": (num_heads_q, 1), "num_heads_kv": (num_heads_kv, 1), "headdim": (headdim, 1),
+             "headdim_v": (headdim if headdim_v is None else headdim_v, 1), "max_seqlen_q": (max_seqlen_q, 0)}
+    if page_size is not None:
+        least["page_size"] = page_size, 1
+    shapes = _MetadataShapes(**{name: whole(f"{function}: {name}", *pair, most=2**31 - 1) for name, pair in least.items()})
+    if shapes.num_heads_q % shapes.num_heads_kv:
+        raise attune.InvalidArgument(f"{function}: num_heads_q is {num_heads_q}; a multiple of num_heads_kv, {num_heads_kv}, is expected")
+    counts = [("cache_seqlens", cache_seqlens, shapes.batch_size)]
+    if cu_seqlens_q is not None:
+        counts.append(("cu_seqlens_q", cu_seqlens_q, shapes.batch_size + 1))
+    for name, tensor, count in counts:
+        if tuple(tensor.shape) != (count,):
+            raise attune.InvalidArgument(f"{function}: {name} has shape {list(tensor.shape)}; [{count}] is expected")
+        if tensor.dtype != torch.int32:
+            raise attune.InvalidArgument(f"{function}: {name} is {tensor.dtype}; int32 is expected")
+    metadata = torch.zeros(1 + shapes.batch_size, dtype=torch.int32, device=cache_seqlens.device)
+    metadata.attune_shapes = shapes
+    return metadata
+
+
+def _check_metadata(function: str, metadata: torch.Tensor, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
+                    page_table: torch.Tensor | None, cu_seqlens_q: torch.Tensor | None, max_seqlen_q: int | None) -> None:
+    if not isinstance(metadata, torch.Tensor):
+        raise TypeError(f"{function}: scheduler_metadata is no tensor")
+    if metadata.dtype != torch.int32:
+        raise attune.WrongType(f"{function}: scheduler_metadata is {metadata.dtype}; what get_scheduler_metadata returns is int32")
+    made: _MetadataShapes | None = getattr(metadata, "attune_shapes", None)
+    if made is None:
+        return
+    here = {"batch_size": len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1, "num_heads_q": q.shape[-2],
+            "num_heads_kv": k_cache.shape[-2], "headdim": k_cache.shape[-1], "headdim_v": v_cache.shape[-1]}
+    if page_table is not None and made.page_size is not None:
+        here["page_size"] = k_cache.shape[1]
+    for name, value in here.items():
+        if value != getattr(made, name):
+            raise attune.InvalidArgument(f"{function}: {name} is {value}; scheduler_metadata was made for {getattr(made, name)}")
+    longest = q.shape[1] if cu_seqlens_q is None else max_seqlen_q
+    if longest is not None and longest > made.max_seqlen_q:
+        raise attune.InvalidArgument(f"{function}: max_seqlen_q is {longest}; scheduler_metadata was made for at most {made.max_seqlen_q}")
+
+
+@suggesting
+def flash_attn_combine(out_partial: torch.Tensor, lse_partial: torch.Tensor, out: torch.Tensor | None = None,
+                       out_dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Merges results over disjoint sets of keys; a part whose lse is -inf has no say, whatever it holds.
+
+    Args:
+        out_partial: [num_splits, batch, seqlen, num_heads, d], or [num_splits, total_q, num_heads, d]; float32, float16 or bfloat16.
+        lse_partial: float32, of the same shape without d. Of flash_attn_func's lse it is the transpose: heads come last here.
+        out: [batch, seqlen, num_heads, d]; None: made, of out_dtype, or as out_partial.
+
+    Returns:
+        out and lse, float32 [batch, seqlen, num_heads].
+    """
+    function = "flash_attn_combine"
+    parts = list(out_partial.shape)
+    if len(parts) not in (4, 5):
+        raise attune.InvalidArgument(f"{function}: out_partial has shape {parts}; [num_splits, batch, seqlen, num_heads, d] is expected")
+    if list(lse_partial.shape) != parts[:-1]:
+        raise attune.InvalidArgument(f"{function}: lse_partial has shape {list(lse_partial.shape)}; {parts[:-1]} is expected, that of "
+                                     "out_partial without d")
+    if out is not None and list(out.shape) != parts[1:]:
+        raise attune.InvalidArgument(f"{function}: out has shape {list(out.shape)}; {parts[1:]} is expected")
+    if out is not None and out_dtype not in (None, out.dtype):
+        raise attune.InvalidArgument(f"{function}: out_dtype is {out_dtype}, and out is {out.dtype}")
+    rows = out.flatten(0, -3) if out is not None and out.is_contiguous() else None
+    merged, lse = attune.merge(out_partial.flatten(1, -3), lse_partial.flatten(1, -2), out=rows, return_lse=True,
+                               out_dtype=out_dtype if out is None else out.dtype)
+    if out is None:
+        out = merged.view(parts[1:])
+    elif rows is None:
+        out.copy_(merged.view(parts[1:]))
+    return out, lse.view(parts[1:-1])
+
+
+def _unpacked(function: str, qkv: torch.Tensor, num_heads_q: int | None) -> tuple[torch.Tensor, ...]:
+    """Views of q, k and v."""
+    shape = list(qkv.shape)
+    if len(shape) == 5 and shape[2] == 3:
+        if num_heads_q not in (None, shape[3]):
+            raise attune.InvalidArgument(f"{function}: num_heads_q is {num_heads_q}, and qkv has {shape[3]} heads of q")
+        return qkv.unbind(2)
+    if len(shape) != 4:
+        raise attune.InvalidArgument(f"{function}: qkv has shape {shape}; [batch, seqlen, 3, num_heads, d] is expected, or with "
+                                     "num_heads_q [batch, seqlen, num_heads_q + 2 * num_heads_kv, d]")
+    heads = shape[2]
+    if num_heads_q is None:
+        raise attune.InvalidArgument(f"{function}: num_heads_q is None, and qkv has 4 axes: it must say how many of its {heads} "
+                                     "heads are q's")
+    of_k, odd = divmod(heads - num_heads_q, 2)
+    if odd or of_k < 1 or num_heads_q < 1:
+        raise attune.InvalidArgument(f"{function}: num_heads_q is {num_heads_q}, and qkv has {heads} heads: those left are as many of k "
+                                     "as of v, at least one")
+    return qkv.split([num_heads_q, of_k, of_k], 2)
 
 
 def _score_fields(function: str, softmax_scale: float | None, causal: bool, window_size: Any, attention_chunk: int,

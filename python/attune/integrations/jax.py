@@ -11,7 +11,7 @@ The computation is a callback of the host. What no kernel covers is refused whil
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,24 @@ from .._frameworks import _Jax, array_dtype
 from .._records import Spec
 from ._gradients import ARRAYS, GRADIENTS, TABLES, VALUES
 
+if TYPE_CHECKING:
+    from typing import Literal, overload
+
 _INPUTS = (*GRADIENTS, *ARRAYS)
 _Arrays = dict[str, Any]  # by their names
 _Values = tuple[tuple[str, Any], ...]
+
+
+if TYPE_CHECKING:
+    @overload
+    def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, return_lse: Literal[False] = False, **fields: Any) -> jax.Array: ...
+
+    @overload
+    def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, return_lse: Literal[True], **fields: Any) -> tuple[jax.Array, jax.Array]: ...
+
+    @overload
+    def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, return_lse: bool,
+                  **fields: Any) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
 def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **fields: Any) -> Any:

@@ -15,7 +15,7 @@ module.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -23,6 +23,9 @@ import attune
 
 from .._errors import InvalidArgument, Unsupported
 from . import torch_backward, torch_masks, torch_sdpa
+
+if TYPE_CHECKING:
+    from typing import overload
 
 
 def register(name: str = "attune") -> None:
@@ -244,6 +247,20 @@ _KERNELS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 # ---------------------------------------------------------------------------------------------------------- varlen_attn
 
 
+if TYPE_CHECKING:
+    @overload
+    def varlen_attn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_q: torch.Tensor, cu_seq_k: torch.Tensor | None,
+                    max_q: int, max_k: int, *, return_aux: None = None, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
+                    enable_gqa: bool = False, seqused_k: torch.Tensor | None = None, block_table: torch.Tensor | None = None,
+                    num_splits: int | None = None) -> torch.Tensor: ...
+
+    @overload
+    def varlen_attn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_q: torch.Tensor, cu_seq_k: torch.Tensor | None,
+                    max_q: int, max_k: int, *, return_aux: Any, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
+                    enable_gqa: bool = False, seqused_k: torch.Tensor | None = None, block_table: torch.Tensor | None = None,
+                    num_splits: int | None = None) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+
+
 def varlen_attn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_q: torch.Tensor, cu_seq_k: torch.Tensor | None,
                 max_q: int, max_k: int, *, return_aux: Any = None, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
                 enable_gqa: bool = False, seqused_k: torch.Tensor | None = None, block_table: torch.Tensor | None = None,
@@ -266,6 +283,21 @@ def varlen_attn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_
         out, lse = attune.attention(query, return_lse=True, **fields)
         return out, lse.transpose(0, 1)
     return attune.attention(query, **fields)
+
+
+if TYPE_CHECKING:
+    @overload
+    def varlen_attn_out(out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_q: torch.Tensor,
+                        cu_seq_k: torch.Tensor | None, max_q: int, max_k: int, *, return_aux: None = None, scale: float | None = None,
+                        window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False, seqused_k: torch.Tensor | None = None,
+                        block_table: torch.Tensor | None = None, num_splits: int | None = None) -> torch.Tensor: ...
+
+    @overload
+    def varlen_attn_out(out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_q: torch.Tensor,
+                        cu_seq_k: torch.Tensor | None, max_q: int, max_k: int, *, return_aux: Any, scale: float | None = None,
+                        window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False, seqused_k: torch.Tensor | None = None,
+                        block_table: torch.Tensor | None = None, num_splits: int | None = None) -> (
+                        torch.Tensor | tuple[torch.Tensor, torch.Tensor]): ...
 
 
 def varlen_attn_out(out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_q: torch.Tensor,

@@ -70,7 +70,9 @@ def prepared(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tens
 
 def without_zero_scale(q: torch.Tensor, scale: float | None) -> tuple[torch.Tensor, float | None]:
     """The same scores where scale is 0, which in attune stands for the default."""
-    return (q * 0, None) if scale == 0 else (q, scale)
+    if scale != 0:
+        return q, scale
+    return (q * 0 if q.element_size() > 1 else torch.zeros_like(q)), None
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> None:

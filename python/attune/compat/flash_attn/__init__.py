@@ -8,13 +8,18 @@ num_splits and deterministic are accepted: the result is the same, bit for bit, 
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import attune
 
+from ...integrations.torch_sdpa import without_zero_scale
 from .._shared import INFINITY, empty_rows_to, lse_heads_first, refuse, suggesting, wants_gradients, window
+
+if TYPE_CHECKING:
+    from typing import Literal, overload
+    # Overloads that name the flag take other arguments unchecked: they need not be written three times.
 
 __version__ = "2.8.4"
 
@@ -47,8 +52,7 @@ def _absolute_alibi(function: str, slopes: torch.Tensor, most: int) -> dict[str,
 def attend(q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, want_lse: bool, fields: dict[str, Any],
             empty_rows: float | None = INFINITY) -> tuple[torch.Tensor, torch.Tensor | None]:
     """empty_rows: lse of a row that sees nothing; None: as it is."""
-    if fields.get("softmax_scale") == 0:  # which in attune stands for the default
-        q, fields = q * 0 if q.element_size() > 1 else torch.zeros_like(q), {**fields, "softmax_scale": None}
+    q, fields["softmax_scale"] = without_zero_scale(q, fields["softmax_scale"])
     if not want_lse:
         return attune.attention(q, k, v, **fields), None
     if wants_gradients(q, k, v):  # a differentiable call makes its outputs
@@ -60,7 +64,23 @@ def attend(q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, want
     return out, lse if empty_rows is None else empty_rows_to(empty_rows, lse)
 
 
-@suggesting
+if TYPE_CHECKING:
+    @overload
+    def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0,
+                        softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
+                        softcap: float = 0.0, alibi_slopes: torch.Tensor | None = None, deterministic: bool = False,
+                        return_attn_probs: Literal[False] = False) -> torch.Tensor: ...
+
+    @overload
+    def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, return_attn_probs: Literal[True],
+                        **options: Any) -> tuple[torch.Tensor, torch.Tensor, None]: ...
+
+    @overload
+    def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, return_attn_probs: bool,
+                        **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, None]: ...
+
+
+@suggesting  # type: ignore[misc]
 def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0,
                     softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
                     softcap: float = 0.0, alibi_slopes: torch.Tensor | None = None, deterministic: bool = False,
@@ -75,9 +95,35 @@ def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p
     return (out, lse, None) if return_attn_probs else out
 
 
+if TYPE_CHECKING:
+    @overload
+    def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *args: Any, return_attn_probs: Literal[True],
+                                 **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor, None]: ...
+
+    @overload
+    def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *args: Any, return_attn_probs: bool,
+                                 **kwargs: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, None]: ...
+
+    @overload
+    def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor: ...
+
+
 def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """kv: [batch, seqlen_kv, 2, num_heads_kv, d]; other arguments as of flash_attn_func."""
     return flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], *args, **kwargs)
+
+
+if TYPE_CHECKING:
+    @overload
+    def flash_attn_qkvpacked_func(qkv: torch.Tensor, *args: Any, return_attn_probs: Literal[True],
+                                  **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor, None]: ...
+
+    @overload
+    def flash_attn_qkvpacked_func(qkv: torch.Tensor, *args: Any, return_attn_probs: bool,
+                                  **kwargs: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, None]: ...
+
+    @overload
+    def flash_attn_qkvpacked_func(qkv: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor: ...
 
 
 def flash_attn_qkvpacked_func(qkv: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -85,7 +131,24 @@ def flash_attn_qkvpacked_func(qkv: torch.Tensor, *args: Any, **kwargs: Any) -> A
     return flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], *args, **kwargs)
 
 
-@suggesting
+if TYPE_CHECKING:
+    @overload
+    def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor,
+                               cu_seqlens_k: torch.Tensor, max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = 0.0,
+                               softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
+                               softcap: float = 0.0, alibi_slopes: torch.Tensor | None = None, deterministic: bool = False,
+                               return_attn_probs: Literal[False] = False, block_table: torch.Tensor | None = None) -> torch.Tensor: ...
+
+    @overload
+    def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, return_attn_probs: Literal[True],
+                               **options: Any) -> tuple[torch.Tensor, torch.Tensor, None]: ...
+
+    @overload
+    def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, return_attn_probs: bool,
+                               **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, None]: ...
+
+
+@suggesting  # type: ignore[misc]
 def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor,
                            cu_seqlens_k: torch.Tensor, max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = 0.0,
                            softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
@@ -107,9 +170,36 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu
     return (out, lse, None) if return_attn_probs else out
 
 
+if TYPE_CHECKING:
+    @overload
+    def flash_attn_varlen_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *args: Any, return_attn_probs: Literal[True],
+                                        **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor, None]: ...
+
+    @overload
+    def flash_attn_varlen_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *args: Any, return_attn_probs: bool,
+                                        **kwargs: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, None]: ...
+
+    @overload
+    def flash_attn_varlen_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor: ...
+
+
 def flash_attn_varlen_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """kv: [total_k, 2, num_heads_kv, d]; other arguments as of flash_attn_varlen_func."""
     return flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], *args, **kwargs)
+
+
+if TYPE_CHECKING:
+    @overload
+    def flash_attn_varlen_qkvpacked_func(qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *args: Any,
+                                         return_attn_probs: Literal[True], **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor, None]: ...
+
+    @overload
+    def flash_attn_varlen_qkvpacked_func(qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *args: Any, return_attn_probs: bool,
+                                         **kwargs: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, None]: ...
+
+    @overload
+    def flash_attn_varlen_qkvpacked_func(qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *args: Any,
+                                         **kwargs: Any) -> torch.Tensor: ...
 
 
 def flash_attn_varlen_qkvpacked_func(qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *args: Any,
@@ -118,7 +208,27 @@ def flash_attn_varlen_qkvpacked_func(qkv: torch.Tensor, cu_seqlens: torch.Tensor
     return flash_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **kwargs)
 
 
-@suggesting
+if TYPE_CHECKING:
+    @overload
+    def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor | None = None,
+                                v: torch.Tensor | None = None, rotary_cos: torch.Tensor | None = None,
+                                rotary_sin: torch.Tensor | None = None, cache_seqlens: int | torch.Tensor | None = None,
+                                cache_batch_idx: torch.Tensor | None = None, cache_leftpad: torch.Tensor | None = None,
+                                block_table: torch.Tensor | None = None, softmax_scale: float | None = None, causal: bool = False,
+                                window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, rotary_interleaved: bool = True,
+                                alibi_slopes: torch.Tensor | None = None, num_splits: int = 0,
+                                return_softmax_lse: Literal[False] = False) -> torch.Tensor: ...
+
+    @overload
+    def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *args: Any,
+                                return_softmax_lse: Literal[True], **options: Any) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    @overload
+    def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *args: Any, return_softmax_lse: bool,
+                                **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@suggesting  # type: ignore[misc]
 def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor | None = None,
                             v: torch.Tensor | None = None, rotary_cos: torch.Tensor | None = None,
                             rotary_sin: torch.Tensor | None = None, cache_seqlens: int | torch.Tensor | None = None,

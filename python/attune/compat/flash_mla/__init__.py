@@ -8,13 +8,17 @@ that sees nothing has out = 0 and lse = +inf. Any page size, any number of heads
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import attune
 
+from ...integrations.torch_sdpa import without_zero_scale
 from .._shared import INFINITY, empty_rows_to, in_their_words, lse_heads_first, refuse, suggesting, wants_gradients
+
+if TYPE_CHECKING:
+    from typing import overload
 
 __version__ = "1.0.0"
 __all__ = ["get_mla_metadata", "flash_mla_with_kvcache", "flash_attn_varlen_func", "flash_attn_varlen_qkvpacked_func",
@@ -65,6 +69,15 @@ def _contents(tensor: torch.Tensor | None) -> Any:
     if tensor is None:
         return None
     return tensor.data_ptr(), tensor.shape, tensor.stride(), 0 if tensor.is_inference() else tensor._version
+
+
+if TYPE_CHECKING:
+    @overload
+    def get_mla_metadata() -> tuple[FlashMLASchedMeta, None]: ...
+
+    @overload
+    def get_mla_metadata(cache_seqlens: torch.Tensor, num_q_tokens_per_head_k: int, num_heads_k: int, num_heads_q: int | None = None,
+                         is_fp8_kvcache: bool = False, topk: int | None = None) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
 def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[Any, torch.Tensor | None]:
@@ -131,6 +144,7 @@ def flash_mla_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, block_table: 
     """
     if q.dim() != 4:
         raise ValueError(f"q has {q.dim()} axes; it must have 4: batch, seqlen_q, num_heads_q, head_dim")
+    q, softmax_scale = without_zero_scale(q, softmax_scale)
     lse, lse_rows = lse_heads_first(q)
     fields: dict[str, Any] = {"head_dim_v": head_dim_v, "softmax_scale": softmax_scale, "lse": lse_rows,
                               "batch_invariant": enable_batch_invariant, "out": q.new_empty((*q.shape[:-1], head_dim_v))}
@@ -195,8 +209,9 @@ def flash_mla_sparse_fwd(q: torch.Tensor, kv: torch.Tensor, indices: torch.Tenso
 def _sparse_fwd(q: torch.Tensor, kv: torch.Tensor, indices: torch.Tensor, sm_scale: float, d_v: int,
                 attn_sink: torch.Tensor | None,
                 topk_length: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, scale = without_zero_scale(q, sm_scale)
     try:
-        out, lse, max_logits = attune.attention(q, kv, indices=indices, softmax_scale=sm_scale, head_dim_v=d_v, sinks=attn_sink,
+        out, lse, max_logits = attune.attention(q, kv, indices=indices, softmax_scale=scale, head_dim_v=d_v, sinks=attn_sink,
                                                 topk_length=topk_length, return_lse=True, return_max_logits=True)
     except attune.Error as error:
         raise in_their_words(error, _NAMES_OF_PREFILL) from None
@@ -216,6 +231,7 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu
     """
     if dropout_p:
         refuse("flash_attn_varlen_func", "dropout_p", f"is {dropout_p}; dropout is not supported")
+    q, softmax_scale = without_zero_scale(q, softmax_scale)
     # A differentiable call makes its outputs.
     lse: dict[str, Any] = {"return_lse": True} if wants_gradients(q, k, v) else {"lse": lse_heads_first(q)[1]}
     return attune.attention(q, k, v, cu_seqlens_q=cu_seqlens_qo, cu_seqlens_kv=cu_seqlens_kv, max_seqlen_q=max_seqlen_qo,

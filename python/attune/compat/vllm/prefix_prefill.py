@@ -7,6 +7,7 @@ import torch
 
 import attune
 
+from ...integrations.torch_sdpa import without_zero_scale
 from .._shared import first_element, int32, refuse, suggesting
 
 _FP8 = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
@@ -79,6 +80,7 @@ def context_attention_fwd(q: torch.Tensor, k: torch.Tensor | None, v: torch.Tens
         if k_scale is None or v_scale is None:
             raise attune.WrongType(f"{'k_scale' if k_scale is None else 'v_scale'} is None; kv_cache_dtype {kv_cache_dtype!r} needs a scale")
         cache.k_scale, cache.v_scale = first_element(k_scale, q), first_element(v_scale, q)
+    q, sm_scale = without_zero_scale(q, sm_scale)
     starts, lengths = int32(b_start_loc), int32(b_seq_len)
     attune.attention(q, k, v, cache=cache, cu_seqlens_q=starts, seqused_kv=lengths if k is None else lengths - starts.diff(),
                      causal=causal, max_seqlen_q=int(max_input_len), softmax_scale=sm_scale, alibi_slopes=alibi_slopes, sinks=sinks,

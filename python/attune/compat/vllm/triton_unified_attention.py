@@ -9,6 +9,7 @@ import torch
 
 import attune
 
+from ...integrations.torch_sdpa import without_zero_scale
 from .._shared import first_element, int32, refuse
 
 _EIGHT_BIT = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
@@ -66,8 +67,9 @@ def unified_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: to
     elif k.dtype in _EIGHT_BIT:
         cache.k_scale = None if k_descale is None else first_element(k_descale, q)
         cache.v_scale = None if v_descale is None else first_element(v_descale, q)
+    q, scale = without_zero_scale(q, softmax_scale)
     attune.attention(q, cache=cache, cu_seqlens_q=int32(cu_seqlens_q), seqused_kv=int32(seqused_k), causal=True,
-                     max_seqlen_q=int(max_seqlen_q), max_seqlen_kv=int(max_seqlen_k), softmax_scale=softmax_scale,
+                     max_seqlen_q=int(max_seqlen_q), max_seqlen_kv=int(max_seqlen_k), softmax_scale=scale,
                      window_left=window_size[0] if window_size[0] >= 0 else None, softcap=softcap or None,
                      alibi_slopes=alibi_slopes, alibi_sqrt=use_alibi_sqrt, sinks=sinks, new_token_bias=qq_bias,
                      bidirectional_ranges=int32(mm_prefix_range), out=out,
