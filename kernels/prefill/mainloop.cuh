@@ -226,44 +226,25 @@ class Mainloop : Softmax {
     }
     if (kReleaseKAfterPack<kCacheForm>) release_k();
 
-    int retry_end = end - 4;    // rows that did not start with small products within three tiles hardly will
-    bool may_run_small = true;  // until run_softcap_small() has failed once
-    // Redo this tile: its softmax was discarded. It keeps its stage, phase and warp scheduler barrier.
-    bool redo = false;
-    bool holds_barrier = false;  // this warpgroup has passed its warp scheduler barrier already
+    SoftcapState softcap{end - 4};
     for (int i = end - 2; i >= begin; --i) {
       if constexpr (Config::kDeferredMaxSoftcap) {
-        // The decision is the whole warpgroup's, because wgmma is warpgroup-wide.
-        if (i >= retry_end && !redo && !holds_barrier && p_.max_logits == nullptr) {
-          int limit[2];
-          find_limits(a, limit);
-          // The loop condition must be warp-uniform; otherwise each group of exponentials costs 40 clocks more.
-          const TileSpan full = {__shfl_sync(0xffffffffu, whole.begin, 0), __shfl_sync(0xffffffffu, whole.end, 0)};
-          if (consumer_thread() % 128 == 0) ptx::store_shared_two(smem_.over_cap(group_, 0), 0, 0);
-          if (may_run_small && full.has(i) && !any_of_group(limit[0] < 0 || limit[1] < 0)) {
-            i = run_softcap_small<kCacheForm>(max(begin, full.begin), i, begin, last_use, limit, accumulate, redo,
-                                              holds_barrier, p_regs, s, a);
-            i = __shfl_sync(0xffffffffu, i, 0);
-            redo = __any_sync(0xffffffffu, redo), holds_barrier = __any_sync(0xffffffffu, holds_barrier);
-            may_run_small = false, retry_end = i - 3;
-          } else if (!any_of_group(!may_defer_max(a))) {
-            i = run_softcap_deferred<kCacheForm>(work, rows, tiles, whole, i, begin, last_use, accumulate, redo, p_regs,
-                                                 s, a);
-          }
+        if (softcap.may_try(i) && p_.max_logits == nullptr) {
+          i = run_softcap<kCacheForm>(work, rows, tiles, whole, i, begin, last_use, accumulate, softcap, p_regs, s, a);
           if (i < begin) break;
         }
       }
       const KDescriptor<kCacheForm> k = k_descriptor<kCacheForm>();
       const VDescriptor<kCacheForm> v = v_descriptor<kCacheForm>();
       ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
-      if (!Config::kDeferredMaxSoftcap || !(redo || holds_barrier))
+      if (!Config::kDeferredMaxSoftcap || !(softcap.redo || softcap.holds_barrier))
         warp_scheduler_sync(group_);
       qk_gemm<QkMma<kCacheForm>>(q_, k, s);
       ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
       pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
       accumulate = 1;
-      if (!Config::kDeferredMaxSoftcap || !redo)
-        warp_scheduler_arrive(group_), holds_barrier = false;
+      if (!Config::kDeferredMaxSoftcap || !softcap.redo)
+        warp_scheduler_arrive(group_), softcap.holds_barrier = false;
       const bool nonnegative = !Config::kDeferredMax && all_nonnegative(a.row_max);
       ptx::wgmma_wait<1>();
       ptx::fence_operand(s);
@@ -289,8 +270,8 @@ class Mainloop : Softmax {
         ptx::wgmma_wait<0>();  // not in the branch, because a wait for wgmma is for the whole warpgroup
         ptx::fence_operand(a.o);
         if (rescales_o) rescale_o(rescale, a.o);
-        if (!Config::kDeferredMaxSoftcap || !redo) release_v();
-        redo = false;
+        if (!Config::kDeferredMaxSoftcap || !softcap.redo) release_v();
+        softcap.redo = false;
         reduce_p(kReduceTail<kScores>, kScores, s, a);
         scale_p<kCacheForm>(tiles.is_cached(i), s);
         pack_p<kCacheForm>(s, p_regs);
@@ -306,6 +287,21 @@ class Mainloop : Softmax {
     release_v();
   }
 
+  // What the faster loops of a softcap (mainloop_softcap.cuh) leave to the common one.
+  struct SoftcapState {
+    int retry_end;              // rows that did not start with small products within three tiles hardly will
+    bool may_run_small = true;  // until run_softcap_small() has failed once
+    // Redo the tile: its softmax was discarded. It keeps its stage, phase and warp scheduler barrier.
+    bool redo = false;
+    bool holds_barrier = false;  // this warpgroup has passed its warp scheduler barrier already
+    __device__ __forceinline__ bool may_try(int i) const { return i >= retry_end && !redo && !holds_barrier; }
+  };
+  // Runs tiles from i on in one of the faster loops, where one takes them. Returns the tile that is next.
+  template <bool kCacheForm>
+  __device__ __forceinline__ int run_softcap(const WorkTile& work, const Rows& rows, const Tiles& tiles,
+                                             const TileSpan& whole, int i, int begin, bool last_use, int& accumulate,
+                                             SoftcapState& state, unsigned (&p_regs)[Config::kPRegs],
+                                             float (&s)[Config::kKeys / 2], Accumulators& a);
   // Runs tiles from i on with softmax_softcap_deferred() while their scores stay in its range. Returns begin - 1; or
   // sets `redo` and returns the tile whose softmax was discarded.
   template <bool kCacheForm>

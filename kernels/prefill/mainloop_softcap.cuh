@@ -7,6 +7,32 @@
 namespace attune::prefill {
 
 template <bool kCacheForm>
+__device__ __forceinline__ int Mainloop::run_softcap(const WorkTile& work, const Rows& rows, const Tiles& tiles,
+                                                     const TileSpan& whole, int i, int begin, bool last_use,
+                                                     int& accumulate, SoftcapState& state,
+                                                     unsigned (&p_regs)[Config::kPRegs],
+                                                     float (&s)[Config::kKeys / 2], Accumulators& a) {
+  // The decision is the whole warpgroup's, because wgmma is warpgroup-wide.
+  int limit[2];
+  find_limits(a, limit);
+  // The loop condition must be warp-uniform; otherwise each group of exponentials costs 40 clocks more.
+  const TileSpan full = {__shfl_sync(0xffffffffu, whole.begin, 0), __shfl_sync(0xffffffffu, whole.end, 0)};
+  if (consumer_thread() % 128 == 0) ptx::store_shared_two(smem_.over_cap(group_, 0), 0, 0);
+  if (state.may_run_small && full.has(i) && !any_of_group(limit[0] < 0 || limit[1] < 0)) {
+    i = run_softcap_small<kCacheForm>(max(begin, full.begin), i, begin, last_use, limit, accumulate, state.redo,
+                                      state.holds_barrier, p_regs, s, a);
+    i = __shfl_sync(0xffffffffu, i, 0);
+    state.redo = __any_sync(0xffffffffu, state.redo);
+    state.holds_barrier = __any_sync(0xffffffffu, state.holds_barrier);
+    state.may_run_small = false, state.retry_end = i - 3;
+  } else if (!any_of_group(!may_defer_max(a))) {
+    i = run_softcap_deferred<kCacheForm>(work, rows, tiles, whole, i, begin, last_use, accumulate, state.redo, p_regs,
+                                         s, a);
+  }
+  return i;
+}
+
+template <bool kCacheForm>
 __device__ __forceinline__ int Mainloop::run_softcap_deferred(const WorkTile& work, const Rows& rows,
                                                               const Tiles& tiles, const TileSpan& whole, int i,
                                                               int begin, bool last_use, int& accumulate, bool& redo,
