@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Precompiled for modules (module.cpp): the CUDA language, and the instructions of the GPU that kernels are compiled for.
-// A kernel includes what it uses all the same, as NVRTC knows.
+// Precompiled for modules (module.cpp): the CUDA language, and the instructions of the GPU that kernels are compiled
+// for. A kernel includes what it uses all the same, as NVRTC knows.
 #pragma once
 
 #include "emulator/device.h"
