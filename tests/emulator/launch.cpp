@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lets the threads of blocks run on one thread of the CPU: whose turn it is, and what stack it has.
-#undef _FORTIFY_SOURCE  // takes a jump to another stack for an error
-#include <setjmp.h>
-#include <ucontext.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -11,6 +7,7 @@
 #include <numeric>
 #include <optional>
 
+#include "emulator/context.h"
 #include "emulator/shadow.h"
 
 namespace attune::emulator {
@@ -18,7 +15,7 @@ namespace attune::emulator {
 // A thread's stack, of one block after the other: between two kernels it stands in run_kernels().
 struct Fiber {
   std::unique_ptr<char[]> stack;
-  jmp_buf context;
+  Context context;
 };
 
 namespace {
@@ -28,7 +25,7 @@ constexpr size_t kStackBytes = 256 << 10, kStackLines = 61, kLineBytes = 64, kSh
 constexpr uint64_t kMostIdleTurns = 10000;  // of each block, in order, or of each warp
 constexpr unsigned char kNoNumber = 0xff;   // as on a GPU, whatever was there before: here what is no number
 
-jmp_buf g_scheduler;
+Context g_scheduler;
 
 struct Range {
   unsigned char* begin;
@@ -73,35 +70,28 @@ unsigned find_ready(const Block& b, unsigned turn) {
 
 void run_kernels();
 
-// By itself, as getcontext() may return twice for all that the compiler knows.
-[[gnu::noinline]] void start(Fiber& f, unsigned thread) {
-  const size_t offset = thread % kStackLines * kLineBytes;
+void start(Fiber& f, unsigned thread) {
   f.stack = std::make_unique_for_overwrite<char[]>(g_stack.bytes);
-  g_stack.begin = reinterpret_cast<uintptr_t>(f.stack.get());
-  ucontext_t context;
-  getcontext(&context);
-  context.uc_stack.ss_sp = f.stack.get() + offset;
-  context.uc_stack.ss_size = kStackBytes;
-  context.uc_link = nullptr;
-  makecontext(&context, run_kernels, 0);
-  setcontext(&context);
+  begin_on(f.context, f.stack.get() + thread % kStackLines * kLineBytes, kStackBytes, run_kernels);
 }
 
-// That turn, or the scheduler's after the last.
-[[noreturn, gnu::noinline]] void resume(Block& b, unsigned turn) {
-  if (turn == b.turns.count) _longjmp(g_scheduler, 1);
+// From `context`, of a thread or the scheduler: that turn, or the scheduler's after the last.
+void go_on(Block& b, unsigned turn, Context& context) {
+  if (turn == b.turns.count) return change(context, g_scheduler);
   b.turn = turn;
   b.current = g_running.thread.x = b.turns.thread(turn);
   Fiber& f = b.fibers[b.current];
   if (f.stack == nullptr) start(f, b.current);
   g_stack.begin = reinterpret_cast<uintptr_t>(f.stack.get());
-  _longjmp(f.context, 1);
+  change(context, f.context);
 }
 
-[[gnu::noinline]] void leave(Wait wait) {
+// All threads give way here, so that they return to one place.
+[[gnu::noinline]] void leave(const uint64_t* at, uint64_t mask, uint64_t value) {
   Block& b = *g_block;
-  b.waits[b.current] = wait;
-  if (_setjmp(b.fibers[b.current].context) == 0) resume(b, find_ready(b, b.turn + 1));
+  b.waits[b.current] = {at, mask, value};
+  Context& context = b.fibers[b.current].context;
+  go_on(b, find_ready(b, b.turn + 1), context);
 }
 
 void run_kernels() {
@@ -116,8 +106,8 @@ void run_kernels() {
     if (--b.unfinished == 0 && b.failure.empty() && b.cluster->blocks.size() > 1 && b.cluster->shadow != nullptr)
       b.cluster->shadow->end_block();
     ++b.progress;
-    if (!b.failure.empty()) _longjmp(g_scheduler, 1);
-    leave(kDone);
+    if (!b.failure.empty()) change(b.fibers[b.current].context, g_scheduler);
+    leave(kDone.at, kDone.mask, kDone.value);
   }
 }
 
@@ -142,7 +132,7 @@ void give_statics_to(Block& b) {
   g_block = &b;
   give_statics_to(b);
   g_running = {{0, 0, 0}, b.index, b.grid, {static_cast<unsigned>(b.waits.size()), 1, 1}, b.shared};
-  if (_setjmp(g_scheduler) == 0) resume(b, find_ready(b, 0));
+  if (const unsigned turn = find_ready(b, 0); turn < b.turns.count) go_on(b, turn, g_scheduler);
   if (!g_block->failure.empty()) throw std::runtime_error(g_block->failure);
 }
 
@@ -359,9 +349,9 @@ size_t offset_among_statics(const unsigned char* at) {
 }
 
 void wait_while(const uint64_t& at, uint64_t value, uint64_t mask) {
-  if ((at & mask) == value) leave({&at, mask, value});
+  if ((at & mask) == value) leave(&at, mask, value);
 }
-void leave_turn() { leave({&g_turn, ~uint64_t{0}, g_turn}); }
+void leave_turn() { leave(&g_turn, ~uint64_t{0}, g_turn); }
 void may_leave_turn(unsigned one_in) {
   if (g_order.by_seed && g_order.draw(one_in) == 0) leave_turn();
 }

@@ -6,6 +6,8 @@
 #include <link.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -17,11 +19,12 @@
 #include <string>
 #include <utility>
 
+#include "core/status.h"
 #include "cuda/jit/files.h"
 #include "cuda/jit/image.h"
 #include "cuda/jit/sha256.h"
 #include "cuda/jit/sources.h"
-#include "emulator/emulator.h"
+#include "emulator/machine.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define ATTUNE_NO_FIBERS 1
@@ -37,6 +40,9 @@ namespace {
 namespace fs = std::filesystem;
 
 int g_capability = 90;
+
+// ATTUNE_EMULATOR_LINES=1: a report of what is not aligned names the line.
+bool names_the_line() { return setting("LINES") != nullptr; }
 
 std::string read_file(const fs::path& path) {
   std::ifstream file(path);
@@ -57,69 +63,107 @@ std::string source_of(const cuda::KernelSpec& spec) {
   return (is_of_tests(spec) ? ATTUNE_SOURCE_DIR "/tests" : kernel_folder()) + "/" + spec.source;
 }
 
-// Compiles a module's object, up to its name. ccache, where the build has it, knows the object in every checkout.
-std::string compile_command(const cuda::KernelSpec& spec) {
+// The compiler with its options, but for the module's own.
+std::string compiler() {
   const fs::path root = ATTUNE_SOURCE_DIR;
-  // Of one that is watched, the loads and stores.
-  const char* const checks = is_watched() ? "-g1 -fsanitize=thread -DATTUNE_EMULATOR_RACES"
-                                          : "-fsanitize=alignment -fno-sanitize-recover=alignment";
-  std::string command = std::string(ATTUNE_CXX_LAUNCHER " " ATTUNE_CXX_COMPILER) +
-                        " -std=c++20 -Og -nostdinc++ -fPIC -fvisibility=hidden -w " + checks + " -x c++ -include '" +
-                        (root / "tests/emulator/device.h").string() +
-                        "' -DATTUNE_EMULATED_SHARED=static -D__CUDA_ARCH__=" + std::to_string(10 * capability());
+  // Of one that is watched, the loads and stores. Else their alignment, by one instruction where it is wrong: code that
+  // reports it took a quarter of the compiler's time.
+  const char* const checks = is_watched()       ? "-g1 -fsanitize=thread -DATTUNE_EMULATOR_RACES"
+                             : names_the_line() ? "-fsanitize=alignment -fno-sanitize-recover=alignment"
+                                                : "-fsanitize=alignment -fsanitize-undefined-trap-on-error";
+  std::string command = std::string(ATTUNE_CXX_COMPILER " -std=c++20 -Og -nostdinc++ -fPIC -fvisibility=hidden -w ") +
+                        checks +
+                        " -DATTUNE_EMULATED_SHARED=static -D__CUDA_ARCH__=" + std::to_string(10 * capability());
   for (const std::string& folder : {(root / "tests/emulator").string(), (root / "tests").string(), kernel_folder()})
     command += " -I'" + folder + "'";
+  return command;
+}
+
+// Compiles a module and links it, but for its name. What a module calls is in the program, but for the sanitizer's.
+std::string module_command(const cuda::KernelSpec& spec) {
+  std::string command = " -x c++";
   for (const auto& [name, value] : spec.defines) command += " -D" + name + "=" + value;
-  return command + " -c '" + source_of(spec) + "' -o ";
+  return command + " '" + source_of(spec) + "' -x none -shared -nostartfiles -nodefaultlibs" +
+         (is_watched()       ? ""
+          : names_the_line() ? " -s -Wl,--no-as-needed -lubsan"
+                             : " -s");
 }
 
-// Links it, up to the module's name. What a module calls is in the program, but for the sanitizer's.
-std::string link_command() {
-  return std::string(ATTUNE_CXX_COMPILER) + " -shared -nostartfiles -nodefaultlibs " +
-         (is_watched() ? "" : "-s -Wl,--no-as-needed -lubsan ") + "-o ";
-}
-
-// Of all that a module is made from: the command, the compiler, the kernel's sources and what they include of the
-// emulator.
-std::string module_key(const cuda::KernelSpec& spec, const std::string& command) {
-  static const std::string emulator = [] {
-    const fs::path folder = fs::path(ATTUNE_SOURCE_DIR) / "tests/emulator";
-    std::set<fs::path> paths = {folder / "device.h", folder / "tensor_map.h", folder / "thread.h"};
-    for (const auto& file : fs::directory_iterator(folder / "ptx")) paths.insert(file.path());
-    cuda::Sha256 hash;
+// Of what the emulator has in every module, and of the compiler.
+std::string prelude_key(const std::string& compiler) {
+  std::set<fs::path> paths = {"device.h", "prelude.h", "tensor_map.h", "thread.h"};
+  const fs::path folder = fs::path(ATTUNE_SOURCE_DIR) / "tests/emulator";
+  cuda::Sha256 hash;
+  for (const fs::path& path : paths) hash.update_field(path.string()).update_field(read_file(folder / path));
+  for (const fs::path& instructions : {folder / "ptx", fs::path(kernel_folder()) / "ptx"}) {
+    paths.clear();
+    for (const auto& file : fs::directory_iterator(instructions)) paths.insert(file.path());
     for (const fs::path& path : paths) hash.update_field(path.string()).update_field(read_file(path));
-    return cuda::to_hex(hash.update_field(__VERSION__).finish());
-  }();
+  }
+  return cuda::to_hex(hash.update_field(compiler).update_field(__VERSION__).finish()).substr(0, 32);
+}
+
+// Of all that a module is made from: the prelude, the command, the kernel's sources.
+std::string module_key(const cuda::KernelSpec& spec, const std::string& prelude, const std::string& command) {
   const std::string source = is_of_tests(spec) ? read_file(source_of(spec))
                                                : cuda::to_hex(cuda::read_source(spec.source, kernel_folder()).digest);
   cuda::Sha256 hash;
-  hash.update_field(command).update_field(emulator).update_field(source);
+  hash.update_field(command).update_field(prelude).update_field(source);
   return cuda::to_hex(hash.finish()).substr(0, 32);
+}
+
+// Makes a file by a command that ends before the file's name. Others may make the same at the same time.
+void make_file(const fs::path& file, const std::string& command, const std::string& what) {
+  fs::create_directories(file.parent_path());
+  const std::string scratch = file.string() + "." + std::to_string(getpid()), log = scratch + ".log";
+  const int status = std::system((command + " -o '" + scratch + "' 2>'" + log + "'").c_str());
+  const std::string words = read_file(log);
+  fs::remove(log);
+  if (status != 0) throw std::runtime_error(what + ": " + words);
+  fs::rename(scratch, file);
+}
+
+// Files of this beginning and another name are of older sources.
+void remove_older(const fs::path& newest, const std::string& beginning) {
+  for (const auto& file : fs::directory_iterator(newest.parent_path())) {
+    const std::string other = file.path().filename().string();
+    if (other.starts_with(beginning) && other.ends_with(newest.extension().string()) && file.path() != newest)
+      fs::remove(file.path());
+  }
+}
+
+std::string kind_of_modules() { return cat(is_watched() ? "w" : names_the_line() ? "n" : "", capability(), "-"); }
+
+// A header beside what the compiler has made of it. Where it cannot use that, it reads the header.
+fs::path prelude_of(const fs::path& folder, const std::string& compiler, const std::string& key) {
+#ifdef __clang__
+  const char* const extension = ".pch";
+#else
+  const char* const extension = ".gch";
+#endif
+  const std::string name = "prelude" + kind_of_modules(), source = ATTUNE_SOURCE_DIR "/tests/emulator/prelude.h";
+  const fs::path header = folder / (name + key + ".h"), made = header.string() + extension;
+  if (fs::exists(made) && fs::exists(header)) return header;
+  make_file(made, compiler + " -x c++-header '" + source + "'", "prelude.h");
+  const fs::path scratch = header.string() + "." + std::to_string(getpid());
+  std::ofstream(scratch) << "#include \"" << source << "\"\n";
+  fs::rename(scratch, header);
+  remove_older(made, name);
+  return header;
 }
 
 // Every test is a process of its own, and many ask for the same modules: they stay beside the program.
 fs::path module_of(const cuda::KernelSpec& spec) {
-  const std::string compile = compile_command(spec), link = link_command();
-  // A module of this name and another key is of older sources.
-  const std::string name = cuda::to_hex(cuda::sha256(cuda::module_name({spec.source, spec.defines}))).substr(0, 16) +
-                           (is_watched() ? "w" : "") + std::to_string(capability()) + "-";
+  const std::string compiler_of_all = compiler(), command = module_command(spec),
+                    prelude = prelude_key(compiler_of_all);
+  const std::string name =
+      cuda::to_hex(cuda::sha256(cuda::module_name({spec.source, spec.defines}))).substr(0, 16) + kind_of_modules();
   const fs::path folder = fs::path(cuda::library_directory()) / "emulated",
-                 module = folder / (name + module_key(spec, compile + link) + ".so");
+                 module = folder / (name + module_key(spec, prelude, command) + ".so");
   if (fs::exists(module)) return module;
-  fs::create_directories(folder);
-  const std::string scratch = module.string() + "." + std::to_string(getpid()), object = scratch + ".o",
-                    log = scratch + ".log";
-  const std::string commands = compile + "'" + object + "' && " + link + "'" + scratch + "' '" + object + "'";
-  const int status = std::system(("{ " + commands + "; } 2>'" + log + "'").c_str());
-  const std::string words = read_file(log);
-  fs::remove(log);
-  fs::remove(object);
-  if (status != 0) throw std::runtime_error(cuda::spec_name(spec) + ": " + words);
-  for (const auto& file : fs::directory_iterator(folder)) {
-    const std::string other = file.path().filename().string();
-    if (other.starts_with(name) && other.ends_with(".so") && file.path() != module) fs::remove(file.path());
-  }
-  fs::rename(scratch, module);
+  const fs::path header = prelude_of(folder, compiler_of_all, prelude);
+  make_file(module, compiler_of_all + " -include '" + header.string() + "'" + command, cuda::spec_name(spec));
+  remove_older(module, name);
   return module;
 }
 
@@ -136,7 +180,28 @@ void find_static_shared(void* handle) {
   }
 }
 
+// An instruction that says that something is wrong (compiler()): what it was, before the program ends as it would.
+void say_what_ended(int signal, siginfo_t* info, void*) {
+  Dl_info where{};
+  if (dladdr(info->si_addr, &where) != 0 && where.dli_fname != nullptr) {
+    std::fprintf(
+        stderr,
+        "an emulated kernel loads or stores what is not aligned, or does what C++ has no meaning for: %s + %#tx\n"
+        "with ATTUNE_EMULATOR_LINES=1 this names the line\n",
+        where.dli_fname, static_cast<const char*>(info->si_addr) - static_cast<const char*>(where.dli_fbase));
+  }
+  std::signal(signal, SIG_DFL);
+  raise(signal);
+}
+void watch_for_traps() {
+  struct sigaction action {};
+  action.sa_sigaction = &say_what_ended;
+  action.sa_flags = SA_SIGINFO;
+  for (const int signal : {SIGILL, SIGTRAP}) sigaction(signal, &action, nullptr);
+}
+
 void* load(const cuda::KernelSpec& spec) {
+  [[maybe_unused]] static const bool watching = (watch_for_traps(), true);
   void* handle = dlopen(module_of(spec).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) throw std::runtime_error(dlerror());
   find_static_shared(handle);
