@@ -107,7 +107,7 @@ TEST(CudaPrefillConfig, CopiesKeysInPairs) {
 constexpr int kSms = 12;
 
 // Where no half of the heads of a KV head is left for another block, pairs have neighbouring tokens: of long prompts,
-// and where they fill the grid several times.
+// and where they fill the grid several times, whatever the lengths of keys.
 TEST(CudaPrefillConfig, CopiesKeysInPairsOfNeighbouringTokens) {
   const cases::Row common(R"("heads": [2, 2], "head_dim": [192, 128], "dtype": "bf16", "kv": "paged", "causal": true,
       "cache": {"page_size": 16}, "seqlens_q": [4096], "seqlens_kv": [4096])");
@@ -122,7 +122,7 @@ TEST(CudaPrefillConfig, CopiesKeysInPairsOfNeighbouringTokens) {
     return c;
   };
   for (const char* rest : {"", R"("heads": [3, 1])", R"("heads": [3, 3], "window": [4096, 0])",
-                           R"("causal": false, "seqlens_q": [2048, 2048], "seqlens_kv": [2048, 2048])",
+                           R"("causal": false, "seqlens_q": [4096, 4096], "seqlens_kv": [4096, 4096])",
                            R"("kv": "dense", "causal": false)"}) {
     const prefill::Config c = config(rest);
     EXPECT_TRUE(c.row_pairs) << rest;
@@ -130,10 +130,14 @@ TEST(CudaPrefillConfig, CopiesKeysInPairsOfNeighbouringTokens) {
     EXPECT_EQ(c.blocks, kSms) << rest;
   }
   for (const char* rest :
-       {R"("seqlens_q": [2048, 2048], "seqlens_kv": [2048, 2048])", R"("heads": [1, 1])", R"("batch_invariant": true)",
-        R"("kv": "dense", "head_dim": [64, 64])", R"("head_dim": [256, 256])", R"("window": [4000, 0])",
-        R"("kv": "dense")", R"("t5_buckets": 16, "t5_max_distance": 60)",
-        R"("causal": false, "window": [-1, 4], "seqlens_q": [2048, 2048], "seqlens_kv": [2048, 2048])"}) {
+       {R"("heads": [3, 1], "seqlens_q": [2048, 2048], "seqlens_kv": [2048, 2048])", R"("heads": [1, 1])",
+        R"("batch_invariant": true)", R"("kv": "dense", "head_dim": [64, 64])", R"("head_dim": [256, 256])",
+        R"("window": [4000, 0])", R"("kv": "dense")", R"("t5_buckets": 16, "t5_max_distance": 60)",
+        R"("heads": [3, 1], "causal": false, "window": [-1, 4], "seqlens_q": [2048, 2048], "seqlens_kv": [2048, 2048])",
+        // The last pair of a prompt would be nearly empty: 1,280 rows instead of 1,152.
+        R"("causal": false, "kv": "dense", "seqlens_q": [1025, 1025, 1025], "seqlens_kv": [1025, 1025, 1025])",
+        // One row block would take longer than all others together, and a pair does not split it.
+        R"("seqlens_q": [8191, 1], "seqlens_kv": [8191, 32768])"}) {
     EXPECT_FALSE(config(rest).row_pairs) << rest;
   }
   EXPECT_FALSE(config("", kSms - 1).row_pairs);

@@ -27,8 +27,9 @@ Case serving_long_case(Random& r, uint64_t configuration) {
   if (c.causal && of_configuration.chance(0.2)) c.window_left = 4200;
   c.lse = r.chance(0.5);
   if (r.chance(0.2)) c.sinks = "mixed";
-  // Causal prompts of 4,096 tokens in the mean, others of 512; unlike ones.
-  const int64_t mean = c.causal ? 4096 : 512, total = std::max(mean, kRows / c.num_heads_q) + r.integer(0, 900);
+  // 4,096 tokens in the mean, or with blocks of fewer tokens 1,400; unlike ones.
+  const int64_t mean = c.causal || c.num_heads_q == c.num_heads_kv ? 4096 : 1400,
+                total = std::max(mean, kRows / c.num_heads_q) + r.integer(0, 900);
   int64_t left = total;
   for (int64_t sequences = r.integer(1, total / mean); sequences > 0; --sequences) {
     const int64_t n = sequences == 1 ? left : r.integer(1, std::max<int64_t>(1, left / 2));

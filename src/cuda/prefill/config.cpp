@@ -255,16 +255,22 @@ bool pairs_by_heads(const Problem& p, const Config& c) {
 }
 
 // The blocks have neighbouring tokens. At an edge of causality or of a window one of them sees nothing of a tile: that
-// costs as much as the pair gains over dense keys, and less over pages, where rows see many keys in the mean. Nothing
-// is split along the keys, so there must be several rounds of work.
+// costs as much as the pair gains over dense keys, and less over pages, where rows see many keys in the mean. The last
+// pair of a prompt is half empty in every second case, and takes as long: prompts must be long. Nothing is split along
+// the keys, so there must be several rounds of work, and no pair may take longer than all others would together.
 bool pairs_by_rows(const Problem& p, const Config& c, int num_sms) {
-  constexpr int64_t kLong = 4096, kRounds = 4;
+  constexpr int64_t kLong = 4096, kBlocks = 32, kRounds = 4;
   const int64_t tokens = 2 * c.tokens_of_tile, mean = p.total_q / std::max<int64_t>(p.batch, 1);
   const int64_t keys = p.window_left >= 0 ? std::min(mean, p.window_left) : mean;
   const bool edges = p.causal || p.window_left >= 0 || p.window_right >= 0;
   if (p.group % 2 == 0 || (c.score & use::kTables) != 0) return false;
-  if (mean < 2 * tokens || (edges && (!c.cached || keys < kLong))) return false;
-  return p.total_q / tokens * (p.heads_q / c.heads_of_tile) >= kRounds * num_sms / 2;
+  if (mean < kBlocks * c.tokens_of_tile || (edges && (!c.cached || keys < kLong))) return false;
+  const int64_t pairs = p.total_q / tokens * (p.heads_q / c.heads_of_tile), at_once = num_sms / 2;
+  // Keys that a pair sees: at most; and at least in the mean, where no prompt is longer than its keys.
+  const int64_t most =
+      p.window_left >= 0 && p.causal ? std::min(p.max_seqlen_kv, p.window_left + tokens) : p.max_seqlen_kv;
+  const int64_t least = p.causal ? keys / 2 : keys;
+  return pairs >= kRounds * at_once && most * at_once <= least * pairs;
 }
 
 }  // namespace
