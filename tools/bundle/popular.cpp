@@ -127,12 +127,17 @@ void add_latent_rows(const PopularModel& m, const Gpu& gpu, Kernels& kernels) {
   if (m.packed_cache) add_latent(shard_call(m, many, 4), gpu, kernels);
 }
 
-// Prompts of latent attention see up-projected keys, by as many KV heads as query heads.
+// Prompts of latent attention see up-projected keys, by as many KV heads as query heads; those of a chunk's context
+// without causality.
 void add_up_projected(const PopularModel& latent, const Gpu& gpu, Kernels& kernels) {
   PopularModel m = latent;
   m.num_heads_kv = m.num_heads_q, m.head_dim_qk = 128 + m.rope_dim, m.head_dim_v = 128;
-  for (const int64_t tokens : kPrompts)
-    add_prompt(prompt_call(m, {ATTUNE_BFLOAT16, ATTUNE_BFLOAT16, 2, tokens, tokens}), gpu, kernels);
+  for (const int64_t tokens : kPrompts) {
+    attune_attention a = prompt_call(m, {ATTUNE_BFLOAT16, ATTUNE_BFLOAT16, 2, tokens, tokens});
+    add_prompt(a, gpu, kernels);
+    a.causal = 0;
+    add_prompt(a, gpu, kernels);
+  }
 }
 
 void add_indexers(const Gpu& gpu, Kernels& kernels) {
