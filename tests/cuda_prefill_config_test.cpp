@@ -132,7 +132,8 @@ TEST(CudaPrefillConfig, CopiesKeysInPairsOfNeighbouringTokens) {
   for (const char* rest :
        {R"("heads": [3, 1], "seqlens_q": [2048, 2048], "seqlens_kv": [2048, 2048])", R"("heads": [1, 1])",
         R"("batch_invariant": true)", R"("kv": "dense", "head_dim": [64, 64])", R"("head_dim": [256, 256])",
-        R"("window": [4000, 0])", R"("kv": "dense")", R"("t5_buckets": 16, "t5_max_distance": 60)",
+        R"("head_dim": [64, 64], "seqlens_q": [8192], "seqlens_kv": [8192])", R"("window": [4000, 0])",
+        R"("kv": "dense")", R"("t5_buckets": 16, "t5_max_distance": 60)",
         R"("heads": [3, 1], "causal": false, "window": [-1, 4], "seqlens_q": [2048, 2048], "seqlens_kv": [2048, 2048])",
         // The last pair of a prompt would be nearly empty: 1,280 rows instead of 1,152.
         R"("causal": false, "kv": "dense", "seqlens_q": [1025, 1025, 1025], "seqlens_kv": [1025, 1025, 1025])",

@@ -263,7 +263,7 @@ bool pairs_by_rows(const Problem& p, const Config& c, int num_sms) {
   const int64_t tokens = 2 * c.tokens_of_tile, mean = p.total_q / std::max<int64_t>(p.batch, 1);
   const int64_t keys = p.window_left >= 0 ? std::min(mean, p.window_left) : mean;
   const bool edges = p.causal || p.window_left >= 0 || p.window_right >= 0;
-  if (p.group % 2 == 0 || (c.score & use::kTables) != 0) return false;
+  if (p.group % 2 == 0 || (c.score & use::kTables) != 0 || c.rows > 128) return false;  // three groups would spill
   if (mean < kBlocks * c.tokens_of_tile || (edges && (!c.cached || keys < kLong))) return false;
   const int64_t pairs = p.total_q / tokens * (p.heads_q / c.heads_of_tile), at_once = num_sms / 2;
   // Keys that a pair sees: at most; and at least in the mean, where no prompt is longer than its keys.
