@@ -107,15 +107,19 @@ TEST(Popular, ListsWhatALatentCacheAsksFor) {
   model.num_heads_q = 128, model.num_heads_kv = 1, model.head_dim_qk = 576, model.head_dim_v = 512;
   model.rope_dim = 64, model.rope_offset = 512, model.rope_interleaved = true;
   model.latent = true;
-  const auto count = [&](const std::string& part) {
+  const auto count = [&](const std::string& part, const std::string& source = "") {
     const auto kernels = popular_kernels({model});
-    return std::count_if(kernels.begin(), kernels.end(),
-                         [&](const cuda::KernelSpec& k) { return cuda::spec_name(k).find(part) != std::string::npos; });
+    return std::count_if(kernels.begin(), kernels.end(), [&](const cuda::KernelSpec& k) {
+      return k.source.starts_with(source) && cuda::spec_name(k).find(part) != std::string::npos;
+    });
   };
   EXPECT_EQ(count("mla/mla.cu"), 2);  // over the cache alone; with the step's tokens beside it
   EXPECT_EQ(count("ATTUNE_LOADER=0"), 2);
-  EXPECT_EQ(count("ATTUNE_DENSE=1"), 1);  // by blocks of 64 rows, one short sequence too
+  EXPECT_EQ(count("ATTUNE_DENSE=1", "mla/"), 1);  // by blocks of 64 rows, one short sequence too
   EXPECT_EQ(count("indexer/"), 0);
+  // Prompts over up-projected keys; of those that are long and not causal, blocks copy the keys in pairs.
+  EXPECT_EQ(count("ATTUNE_HEAD_DIM_QK=192", "prefill/prefill.cu"), 2);
+  EXPECT_EQ(count("ATTUNE_ROW_PAIRS=1", "prefill/"), 1);
   model.packed_cache = true;
   EXPECT_EQ(count("rows/mla_"), 3);  // gather; append; qkv_prepare
   EXPECT_EQ(count("mla/mla.cu"), 1);
