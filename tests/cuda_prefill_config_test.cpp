@@ -104,12 +104,12 @@ TEST(CudaPrefillConfig, CopiesKeysInPairs) {
   EXPECT_EQ(config("").tokens_of_tile, 64);
 }
 
-constexpr int kSms = 12;
+constexpr int kSms = 6;
 
 // Where no half of the heads of a KV head is left for another block, pairs have neighbouring tokens: of long prompts,
 // and where they fill the grid several times, whatever the lengths of keys.
 TEST(CudaPrefillConfig, CopiesKeysInPairsOfNeighbouringTokens) {
-  const cases::Row common(R"("heads": [2, 2], "head_dim": [192, 128], "dtype": "bf16", "kv": "paged", "causal": true,
+  const cases::Row common(R"("heads": [1, 1], "head_dim": [192, 128], "dtype": "bf16", "kv": "paged", "causal": true,
       "cache": {"page_size": 16}, "seqlens_q": [4096], "seqlens_kv": [4096])");
   const auto config = [&](const char* rest, int num_sms = kSms) {
     const cases::Problem problem(tests::make_case(common.with(rest)));
@@ -130,8 +130,8 @@ TEST(CudaPrefillConfig, CopiesKeysInPairsOfNeighbouringTokens) {
     EXPECT_EQ(c.blocks, kSms) << rest;
   }
   for (const char* rest :
-       {R"("heads": [3, 1], "seqlens_q": [2048, 2048], "seqlens_kv": [2048, 2048])", R"("heads": [1, 1])",
-        R"("batch_invariant": true)", R"("kv": "dense", "head_dim": [64, 64])", R"("head_dim": [256, 256])",
+       {R"("heads": [3, 1], "seqlens_q": [2048, 2048], "seqlens_kv": [2048, 2048])", R"("batch_invariant": true)",
+        R"("kv": "dense", "head_dim": [64, 64])", R"("head_dim": [256, 256])",
         R"("head_dim": [64, 64], "seqlens_q": [8192], "seqlens_kv": [8192])", R"("window": [4000, 0])",
         R"("kv": "dense")", R"("t5_buckets": 16, "t5_max_distance": 60)",
         R"("heads": [3, 1], "causal": false, "window": [-1, 4], "seqlens_q": [2048, 2048], "seqlens_kv": [2048, 2048])",
@@ -141,21 +141,22 @@ TEST(CudaPrefillConfig, CopiesKeysInPairsOfNeighbouringTokens) {
         R"("seqlens_q": [8191, 1], "seqlens_kv": [8191, 32768])"}) {
     EXPECT_FALSE(config(rest).row_pairs) << rest;
   }
-  EXPECT_FALSE(config("", kSms - 1).row_pairs);
+  EXPECT_FALSE(config("", kSms - 1).row_pairs) << "an odd number of multiprocessors";
+  EXPECT_FALSE(config("", 10).row_pairs) << "fewer than four rounds";
 }
 
 // Stress has batches for such pairs.
 TEST(CudaPrefillConfig, PairsOfNeighbouringTokensAreStressed) {
   int pairs = 0, all = 0;
-  for (uint64_t index = 0; index < 1500 && all < 4; ++index) {
+  for (uint64_t index = 0; index < 1500 && all < 2; ++index) {
     const cases::Case spec = cases::serving_case(1, index, 64, 20000);
     if (spec.num_heads_q < 16 || spec.num_heads_q > 3 * spec.num_heads_kv || spec.head_dim_v > 128) continue;
     const cases::Problem problem(spec);
     const Problem p = make_problem(problem.host(), Data::kRequired);
     ++all, pairs += prefill::choose_config(p, 132).row_pairs ? 1 : 0;
   }
-  EXPECT_EQ(all, 4);
-  EXPECT_GE(pairs, 2);
+  EXPECT_EQ(all, 2);
+  EXPECT_GE(pairs, 1);
 }
 
 // An axis of one element has no stride, which the driver would not take.
