@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs every bench of a GPU, and makes the tables of bench/results of what they wrote.
 
-usage: bench/whole_run.py FOLDER [--peer MODULE]...     all benches, their JSON into FOLDER, about eight minutes on an H200
+usage: bench/whole_run.py FOLDER [--peer MODULE]...     all benches, their JSON into FOLDER
        bench/whole_run.py FOLDER --tables                the tables of FOLDER, in Markdown, to standard output
 
 Needs the attune package, PyTorch, and `./dev microbench`'s programs in build/release/bench; what is missing is said and left out. A peer
@@ -150,8 +150,7 @@ rest of 0.25 s, median of five loops of 20 ms."""),
 `mla_cuda.py`: us of `run_scheduled()`, TFLOP/s and GB/s of it, and us of `run()`; ragged: sequences of a sixteenth of the keys up to
 all. What takes less than about 14 us is what the host took."""),
     "side": ("Beside other libraries", """
-`side_by_side.py`. Calls are not graphs: what takes a library less than its host's time, decode of 4 sequences and sparse decode of up to
-16, is that time."""),
+`side_by_side.py`. Calls are not graphs: a call that takes the GPU less than the library's host shows the host's time."""),
     "backward": ("The backward", """
 `backward_torch.py`: TFLOP/s by 2 pairs heads (3 d_qk + 2 d_v), the largest relative error of dq, dk and dv against float64. Repeats had
 the same bits; PyTorch's backends do not promise that."""),

@@ -10,8 +10,8 @@ JOINED = (512, 64)  # latent and rope channels that vLLM's operation joins
 
 
 def joined(q: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """q [tokens, num_heads, latent and rope channels], of both parts or as it is. On a GPU by vLLM's own operation where that takes it:
-    torch.cat copies the transposed result of the up-projection at a third of its speed."""
+    """q [tokens, num_heads, latent and rope channels], of both parts or as it is. On a GPU by vLLM's own operation where that takes it,
+    which is faster than torch.cat."""
     if not isinstance(q, tuple):
         return q
     latent, rope = q
