@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Offsets beyond 32 bits: on the CPU, and in the CUDA kernels' own source there (tests/emulator). On a GPU:
+// Offsets beyond 32 bits, on the CPU. In the CUDA kernels' own source there: emulated_far_test.cpp; on a GPU:
 // cuda_far_test.cpp.
 #include "far.h"
-
-#include "emulated_attend.h"
 
 namespace attune::tests {
 namespace {
@@ -29,17 +27,6 @@ TEST(Far, CacheOperationsAndTheIndexerOnTheCpu) {
 // One of them: making the data takes longest.
 TEST(Far, MoreThan65535QueriesOnTheCpu) {
   EXPECT_EQ(cases::run_case(many_queries().back(), cases::host_memory(), kSampledRows).failure, "");
-}
-
-class EmulatedFar : public Emulated {};
-
-TEST_F(EmulatedFar, RowsAndPages) {
-  const Reservation far;
-  if (far.data() == nullptr) GTEST_SKIP() << "this machine does not reserve " << kFarMemory << " bytes";
-  for (const cases::Case& spec : far_cases()) {
-    const auto attend = [](const attune_attention& a) { cuda::emulate_attention(a, 3); };
-    EXPECT_EQ(find_near_sighted(spec, cases::host_memory(), far.data(), attend), "") << spec.name;
-  }
 }
 
 }  // namespace
