@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "reference/operation.h"
 #include "reference/reference.h"
@@ -19,12 +20,13 @@ struct Product {
 };
 
 Product product(const std::vector<double>& x, const std::vector<double>& y) {
-  Product p;
+  constexpr size_t kSums = 4;  // side by side: one sum would wait for itself
+  double sums[kSums] = {}, magnitudes[kSums] = {};
   for (size_t i = 0; i < x.size(); ++i) {
-    p.sum += x[i] * y[i];
-    p.abs += std::fabs(x[i] * y[i]);
+    sums[i % kSums] += x[i] * y[i];
+    magnitudes[i % kSums] += std::fabs(x[i] * y[i]);
   }
-  return p;
+  return {std::accumulate(sums, sums + kSums, 0.0), std::accumulate(magnitudes, magnitudes + kSums, 0.0)};
 }
 
 // The factor of a row of numbers in a gradient, and what it adds to Gradient::parts and scores, never negative.
@@ -32,10 +34,21 @@ struct Weight {
   double value = 0, part = 0, score = 0;
 };
 
+// Gradient::add of every element of a row, most of a test's time. The compiler makes vectors of it, as no two overlap.
 void add_row(const Weight& weight, const std::vector<double>& x, int64_t row, Gradient& to) {
+  const size_t first = static_cast<size_t>(row) * x.size();
+  double* __restrict const value = to.value.data() + first;
+  double* __restrict const terms = to.terms.data() + first;
+  double* __restrict const parts = to.parts.data() + first;
+  double* __restrict const scores = to.scores.data() + first;
+  double* __restrict const factors = to.factors.data() + first;
   for (size_t i = 0; i < x.size(); ++i) {
     const double abs = std::fabs(x[i]);
-    to.add(static_cast<size_t>(row) * x.size() + i, weight.value * x[i], weight.part * abs, weight.score * abs, abs);
+    value[i] += weight.value * x[i];
+    terms[i] += std::fabs(weight.value) * abs;
+    parts[i] += weight.part * abs;
+    scores[i] += weight.score * abs;
+    factors[i] += abs;
   }
 }
 
