@@ -11,12 +11,13 @@
 namespace attune::tests {
 namespace {
 
-constexpr int kRandomCases = 300, kRandomMlaCases = 120;
+constexpr int kRandomAttentionCases = 300, kRandomMlaCases = 120;
 
 const std::vector<cases::Case>& table() {
   static const std::vector<cases::Case> all = [] {
     std::vector<cases::Case> list = cases::all_cases();
-    for (int seed = 0; seed < kRandomCases; ++seed) list.push_back(cases::random_case(static_cast<uint64_t>(seed)));
+    for (int seed = 0; seed < kRandomAttentionCases; ++seed)
+      list.push_back(cases::random_case(static_cast<uint64_t>(seed)));
     for (int seed = 0; seed < kRandomMlaCases; ++seed)
       list.push_back(cases::random_mla_case(static_cast<uint64_t>(seed)));
     return list;

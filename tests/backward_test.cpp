@@ -18,7 +18,7 @@ namespace {
 using cases::BackwardCall;
 using cases::BackwardProblem;
 
-constexpr int kRandomCases = 150;
+constexpr int kRandomBackwardCases = 150;
 
 class ThreadCount {
  public:
@@ -29,7 +29,7 @@ class ThreadCount {
 const std::vector<cases::Case>& table() {
   static const std::vector<cases::Case> all = [] {
     std::vector<cases::Case> list = cases::backward_cases();
-    for (int seed = 0; seed < kRandomCases; ++seed)
+    for (int seed = 0; seed < kRandomBackwardCases; ++seed)
       list.push_back(cases::random_backward_case(static_cast<uint64_t>(seed)));
     return list;
   }();

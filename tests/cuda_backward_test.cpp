@@ -12,7 +12,7 @@
 namespace attune::cuda {
 namespace {
 
-constexpr int kRandomCases = 600;
+constexpr int kRandomBackwardCasesOnCuda = 600;
 
 class CudaBackward : public CudaFixture {
  protected:
@@ -63,7 +63,7 @@ class CudaBackward : public CudaFixture {
 
 TEST_F(CudaBackward, MatchesTheOracle) {
   std::vector<cases::Case> list = cases::backward_cases();
-  for (uint64_t seed = 0; seed < kRandomCases; ++seed) list.push_back(cases::random_backward_case(seed));
+  for (uint64_t seed = 0; seed < kRandomBackwardCasesOnCuda; ++seed) list.push_back(cases::random_backward_case(seed));
   EXPECT_GT(check_all(list), 45);
 }
 

@@ -15,7 +15,7 @@
 namespace attune::cuda {
 namespace {
 
-constexpr int kRandomCases = 300;
+constexpr int kRandomDecodeCasesOnCuda = 300;
 
 bool covered(const attune_attention& a, const Problem& p) {
   return decode_kernel().coverage.difference(traits_of(p, a)).empty() && decode::refusal(p).empty();
@@ -51,7 +51,7 @@ class CudaDecode : public CudaCases {
 };
 
 TEST_F(CudaDecode, MatchesTheOracle) {
-  const std::vector<cases::Case> list = table_and_random_cases(kRandomCases);
+  const std::vector<cases::Case> list = table_and_random_cases(kRandomDecodeCasesOnCuda);
   warm_all(list, Subject());
   EXPECT_GT(check_all(list), picks_cases() ? 0 : 650);
 }

@@ -17,13 +17,13 @@ namespace attune::cuda {
 namespace {
 
 using namespace attune::tests;  // NOLINT: the fixtures of the tests of the CPU
-constexpr int kRandomCases = 300;
+constexpr int kRandomIndexerCasesOnCuda = 300;
 
 class CudaIndexer : public CudaFixture {
  protected:
   static std::vector<cases::Case> table() {
     std::vector<cases::Case> list = cases::indexer_cases();
-    for (int seed = 0; seed < kRandomCases; ++seed)
+    for (int seed = 0; seed < kRandomIndexerCasesOnCuda; ++seed)
       list.push_back(cases::random_indexer_case(static_cast<uint64_t>(seed)));
     keep_picked(list);
     return list;

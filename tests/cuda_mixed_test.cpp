@@ -11,7 +11,7 @@
 namespace attune::cuda {
 namespace {
 
-constexpr int kRandomCases = 300;
+constexpr int kRandomMixedCasesOnCuda = 300;
 
 bool covered(const attune_attention& a, const Problem& p) {
   return mixed_kernel().coverage.difference(traits_of(p, a)).empty() && mixed_kernel().refusal(p).empty();
@@ -36,7 +36,7 @@ class CudaMixed : public CudaCases {
 };
 
 TEST_F(CudaMixed, MatchesTheOracle) {
-  const std::vector<cases::Case> list = table_and_random_cases(kRandomCases);
+  const std::vector<cases::Case> list = table_and_random_cases(kRandomMixedCasesOnCuda);
   warm_all(list, Subject());
   EXPECT_GT(check_all(list), picks_cases() ? 0 : 100);
 }

@@ -7,8 +7,8 @@
 namespace attune::cuda {
 namespace {
 
-constexpr int kRandomCases = 300;
-constexpr uint64_t kRandomMlaCases = 150;
+constexpr int kRandomMlaMmaCasesOnCuda = 300;
+constexpr uint64_t kLatentCases = 150;
 
 class ByMlaMma final : public CaseSubject {
  public:
@@ -33,8 +33,8 @@ class ByMlaMma final : public CaseSubject {
 class CudaMlaMma : public CudaCases {};
 
 TEST_F(CudaMlaMma, MatchesTheOracle) {
-  std::vector<cases::Case> list = table_and_random_cases(kRandomCases);
-  for (uint64_t seed = 0; seed < kRandomMlaCases; ++seed) list.push_back(cases::random_mla_case(seed));
+  std::vector<cases::Case> list = table_and_random_cases(kRandomMlaMmaCasesOnCuda);
+  for (uint64_t seed = 0; seed < kLatentCases; ++seed) list.push_back(cases::random_mla_case(seed));
   warm_all(list, ByMlaMma());
   EXPECT_GT(check_all(list, ByMlaMma()), picks_cases() ? 0 : 100);
 }

@@ -11,7 +11,7 @@
 namespace attune::cuda {
 namespace {
 
-constexpr int kRandomCases = 300;
+constexpr int kRandomMlaCasesOnCuda = 300;
 constexpr uint64_t kRandomMlaCases = 150;
 
 bool covered(const attune_attention& a, const Problem& p) {
@@ -112,7 +112,7 @@ class CudaMla : public CudaCases {
 };
 
 TEST_F(CudaMla, MatchesTheOracle) {
-  const std::vector<cases::Case> list = table_and_random_cases(kRandomCases);
+  const std::vector<cases::Case> list = table_and_random_cases(kRandomMlaCasesOnCuda);
   warm_all(list, Subject());
   EXPECT_GT(check_all(list, Subject()), picks_cases() ? 0 : 20);
 }

@@ -8,7 +8,7 @@
 namespace attune::cuda {
 namespace {
 
-constexpr int kRandomCases = 300;
+constexpr int kRandomPrefillMmaCasesOnCuda = 300;
 
 // By that of the kernels which is for the queries; fp32: by prefill_fp32_mma.cu, 16-bit queries too.
 class ByMma final : public CaseSubject {
@@ -43,7 +43,7 @@ class ByMma final : public CaseSubject {
 class CudaPrefillMma : public CudaCases {};
 
 TEST_F(CudaPrefillMma, MatchesTheOracle) {
-  const std::vector<cases::Case> list = table_and_random_cases(kRandomCases);
+  const std::vector<cases::Case> list = table_and_random_cases(kRandomPrefillMmaCasesOnCuda);
   warm_all(list, ByMma());
   EXPECT_GT(check_all(list, ByMma()), picks_cases() ? 0 : 100);
 }

@@ -17,7 +17,7 @@
 namespace attune::cuda {
 namespace {
 
-constexpr int kRandomCases = 300;
+constexpr int kRandomPrefillCasesOnCuda = 300;
 
 class CudaPrefill : public CudaCases {
  protected:
@@ -25,7 +25,7 @@ class CudaPrefill : public CudaCases {
 };
 
 TEST_F(CudaPrefill, MatchesTheOracle) {
-  const std::vector<cases::Case> list = table_and_random_cases(kRandomCases);
+  const std::vector<cases::Case> list = table_and_random_cases(kRandomPrefillCasesOnCuda);
   warm_all(list, ByPrefill());
   EXPECT_GT(check_all(list), picks_cases() ? 0 : 100);
 }

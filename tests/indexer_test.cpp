@@ -15,7 +15,7 @@
 namespace attune::tests {
 namespace {
 
-constexpr int kRandomCases = 150;
+constexpr int kRandomIndexerCases = 150;
 
 class ThreadCount {
  public:
@@ -25,7 +25,7 @@ class ThreadCount {
 
 std::vector<cases::Case> table() {
   std::vector<cases::Case> list = cases::indexer_cases();
-  for (int seed = 0; seed < kRandomCases; ++seed)
+  for (int seed = 0; seed < kRandomIndexerCases; ++seed)
     list.push_back(cases::random_indexer_case(static_cast<uint64_t>(seed)));
   return list;
 }
