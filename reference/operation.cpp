@@ -63,6 +63,7 @@ int64_t num_rows(const attune_attention& a) { return Rows(a.q).count(); }
 Operation::Operation(const attune_attention& attention)
     : a(attention),
       q_(attention.q),
+      q_rope_(attention.q_rope),
       k_(attention.k),
       v_(attention.v),
       prologue_(attention.prologue),
@@ -179,7 +180,12 @@ std::vector<Key> Operation::keys_of_row(int64_t b, int64_t row, int64_t kv_head)
 
 std::vector<double> Operation::query(int64_t b, int64_t row, int64_t head) const {
   const Sequence& s = sequences[static_cast<size_t>(b)];
-  return prologue_.query(q_, row, head, {b, row, s.position(row - s.first_query)});
+  std::vector<double> query = prologue_.query(q_, row, head, {b, row, s.position(row - s.first_query)});
+  if (q_rope_) {
+    const std::vector<double> rope = q_rope_.row(row, head);
+    query.insert(query.end(), rope.begin(), rope.end());
+  }
+  return query;
 }
 
 // positions has an entry for each row of q, which serves the keys where both are the same tokens.

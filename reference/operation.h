@@ -75,7 +75,7 @@ class Operation {
                   int64_t row, int64_t kv_head, std::vector<Key>& keys) const;
   Token token_of(int64_t b, const Key& key) const;
 
-  Rows q_, k_, v_;
+  Rows q_, q_rope_, k_, v_;
   std::optional<Cache> cache_, extra_cache_;
   Prologue prologue_, magnitudes_;
   bool same_tokens_ = false;  // row r of k is the token of row r of q

@@ -16,7 +16,7 @@ using oracle::Query;
 
 inline double softmax_scale(const attune_attention& a) {
   return a.softmax_scale != 0 ? static_cast<double>(a.softmax_scale)
-                              : 1.0 / std::sqrt(static_cast<double>(a.q.shape[a.q.rank - 1]));
+                              : 1.0 / std::sqrt(static_cast<double>(head_dim_qk(a)));
 }
 // z of a product <q, k>: scale, softcap, additive terms.
 inline double score(const Operation& op, const Query& query, int64_t key_position, double product) {

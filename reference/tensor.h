@@ -19,6 +19,11 @@ using oracle::present;
 
 std::vector<double> channels(const oracle::Row& row, int64_t count);
 
+// Of the queries, all of whose channels are in q, or the last ones in q_rope.
+inline int64_t head_dim_qk(const attune_attention& a) {
+  return a.q.shape[a.q.rank - 1] + (present(a.q_rope) ? a.q_rope.shape[a.q_rope.rank - 1] : 0);
+}
+
 // q, k or v as rows of heads: [rows, heads, dim], or [batch, seqlen, heads, dim] with rows = batch * seqlen.
 class Rows {
  public:

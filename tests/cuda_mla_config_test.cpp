@@ -5,6 +5,7 @@
 #include "cuda/attention/prologue.h"
 #include "cuda/mla/config.h"
 #include "cuda/mla/mla.h"
+#include "cuda/prefill/prefill.h"
 #include "cuda_run.h"
 #include "failure.h"
 
@@ -97,6 +98,42 @@ TEST(CudaMlaConfig, NamesWhatARunMayNotBring) {
   EXPECT_EQ(change(paged, [](attune_attention& a) { a.cache.k.shape[1] = 4; }),
             "cache.page_size is 4; the plan was made for pages of multiples of 8 tokens");
   EXPECT_EQ(change(paged, [](attune_attention& a) { a.cache.k.shape[1] = 8; }), "");
+  const char* const apart = R"("kv": "paged", "shared_kv": true, "q_rope": 64, "cache": {"page_size": 64})";
+  EXPECT_EQ(change(apart, [](attune_attention& a) { a.q_rope.stride[0] += 8; }), "");
+  EXPECT_EQ(change(apart, [](attune_attention& a) { a.q_rope.stride[1] += 4; }),
+            "attention differs from its plan: kernel cuda_mla does not take rows of q_rope that do not lie at "
+            "multiples of 16 bytes");
+  EXPECT_EQ(change(apart, [](attune_attention& a) { a.q_rope.data = static_cast<char*>(a.q_rope.data) + 4; }),
+            "q_rope.data is 4 bytes beyond a multiple of 16; kernel cuda_mla needs a multiple of 16, or a plan made "
+            "for such data");
+}
+
+// Rope channels that are apart, and those at the end of whole rows, are read alike.
+TEST(CudaMlaConfig, TakesRopeChannelsApart) {
+  const auto problem_of = [](int64_t q_rope) {
+    cases::Case spec = tests::make_case(R"({"name": "x", "heads": [20, 1], "dtype": "bf16", "head_dim": [576, 512],
+        "seqlens_q": [2], "seqlens_kv": [70], "kv": "paged", "shared_kv": true})");
+    spec.q_rope = q_rope;
+    return cases::Problem(spec);
+  };
+  cases::Problem whole = problem_of(0), apart = problem_of(64), uneven = problem_of(32);
+  const Problem w = make_problem(whole.host(), Data::kRequired), a = make_problem(apart.host(), Data::kRequired);
+  const mla::Config c = mla::choose_config(w, 132);
+  EXPECT_EQ(mla::choose_config(a, 132).main_kernel().defines, c.main_kernel().defines);
+  const mla::Maps of_w = mla::describe_maps(w, c), of_a = mla::describe_maps(a, c);
+  EXPECT_EQ(of_w.q.shape[0], 512u);
+  EXPECT_EQ(of_w.q_rope.shape[0], 64u);
+  EXPECT_EQ(of_w.q_rope.data, static_cast<char*>(whole.host().q.data) + 1024);
+  EXPECT_EQ(of_a.q_rope.data, apart.host().q_rope.data);
+  EXPECT_EQ(of_a.q_rope.stride_bytes[1], 128u);
+  alignas(256) static std::byte workspace[1 << 20];
+  EXPECT_EQ(mla::to_params(w, c, workspace).q_rope, static_cast<char*>(whole.host().q.data) + 1024);
+  EXPECT_EQ(mla::to_params(w, c, workspace).q_rope_head_stride, 576);
+  EXPECT_EQ(mla::to_params(a, c, workspace).q_rope_head_stride, 64);
+  EXPECT_EQ(mla::refusal(make_problem(uneven.host(), Data::kRequired)),
+            "q_rope beside 544 channels of q; it takes 512");
+  EXPECT_EQ(prefill_kernel().coverage.difference(traits_of(a, apart.host())),
+            "queries: q_rope; head_dim_qk: 576 (at most 256); head_dim_v: 512 (at most 256)");
 }
 
 // Rows that no copy could take from where they lie are read by the launch before.

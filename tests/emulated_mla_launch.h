@@ -10,7 +10,7 @@ namespace attune::cuda {
 // p: the problem that params are of.
 inline void emulate_mla(const Problem& p, const mla::Config& c, const kernels::WorkTileParams& params) {
   using ptx::TensorMap;
-  using Attend = void (*)(kernels::WorkTileParams, TensorMap, TensorMap, TensorMap);
+  using Attend = void (*)(kernels::WorkTileParams, TensorMap, TensorMap, TensorMap, TensorMap);
   using AttendWithoutMaps = void (*)(kernels::WorkTileParams);
   const mla::Maps m = mla::describe_maps(p, c);
   void* const kernel = emulator::find_kernel(c.main_kernel());
@@ -18,8 +18,8 @@ inline void emulate_mla(const Problem& p, const mla::Config& c, const kernels::W
       static_cast<unsigned>(c.blocks), c.threads(),
       [&] {
         if (!c.has_maps()) return reinterpret_cast<AttendWithoutMaps>(kernel)(params);
-        reinterpret_cast<Attend>(kernel)(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k),
-                                         emulator::tensor_map(m.dense_k));
+        reinterpret_cast<Attend>(kernel)(params, emulator::tensor_map(m.q), emulator::tensor_map(m.q_rope),
+                                         emulator::tensor_map(m.k), emulator::tensor_map(m.dense_k));
       },
       static_cast<unsigned>(c.cluster));
   if (!c.splits) return;

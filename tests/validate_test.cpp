@@ -262,6 +262,22 @@ const WrongField kFields[] = {
     {"beams", "beam_width", [](attune_attention& a) { a.beam_width = -1; }},
     {"beams", "cache_indirection", [](attune_attention& a) { a.cache_indirection = {}; }},
     {"beams", "beam_prompt_length", [](attune_attention& a) { a.beam_prompt_length.shape[0] = 1; }},
+    {"q_rope", "q_rope.shape[0] is 2; it must be 3 (as q)", [](attune_attention& a) { a.q_rope.shape[0] = 2; }},
+    {"q_rope", "q_rope.shape[1] is 3; it must be 4 (as q)", [](attune_attention& a) { a.q_rope.shape[1] = 3; }},
+    {"q_rope", "q_rope has 0 channels beside the 16 of q; it must have 1 or more, and both together at most 576",
+     [](attune_attention& a) { a.q_rope.shape[2] = 0; }},
+    {"q_rope", "q_rope has 561 channels beside the 16 of q", [](attune_attention& a) { a.q_rope.shape[2] = 561; }},
+    {"q_rope", "cache.k has head_dim 24; it must be 23 (head_dim_qk)", [](attune_attention& a) { a.q_rope.shape[2] = 7; }},
+    {"q_rope", "q_rope.dtype is float16 (2); allowed: float32", [](attune_attention& a) { a.q_rope.dtype = ATTUNE_FLOAT16; }},
+    {"q_rope", "q_rope is set, but q is int8; with q_rope it must be float32, float16 or bfloat16",
+     [](attune_attention& a) { a.q.dtype = ATTUNE_INT8; }},
+    {"q_rope", "q_rope is set beside a prologue", [](attune_attention& a) { a.prologue.logn = fp32_table({50}); }},
+    {"cache", "q_rope is set beside a prologue",
+     [](attune_attention& a) {
+       a.q_rope = a.q;
+       a.q_rope.shape[2] = 4;
+       a.q.shape[2] = 12;
+     }},
 };
 
 TEST(WrongField, IsNamed) {

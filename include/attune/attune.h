@@ -233,7 +233,8 @@ typedef struct attune_attention {
   uint64_t struct_size; /* sizeof(attune_attention), set by attune_attention_init */
 
   attune_tensor q;            /* [total_q, num_heads_q, head_dim_qk], or [batch, seqlen_q, num_heads_q, head_dim_qk];
-                                 float32, float16, bfloat16; int8, e4m3, e5m2 with prologue.qkv_scale */
+                                 float32, float16, bfloat16; int8, e4m3, e5m2 with prologue.qkv_scale. Its last
+                                 channels may be apart, in q_rope */
   attune_tensor cu_seqlens_q; /* int32 [batch + 1], rank 3 q only: first row of each sequence, and the end. Rows outside
                                  belong to no sequence. Absent with rank 3 q: one sequence, or, with a cache, one query
                                  for each sequence */
@@ -302,6 +303,11 @@ typedef struct attune_attention {
   int32_t batch_invariant; /* 1: a sequence's bits do not depend on the rest of the batch, for the same max_seqlen_*,
                               nor, on the CPU, on the number of threads */
   int32_t allow_tf32;      /* 1: fp32 inputs may be rounded to TF32 on devices that gain from it */
+
+  /* later than 0.2.0 */
+  attune_tensor q_rope; /* the last channels of the queries, apart from the others: as q but for the last axis, of q's
+                           dtype, floats only. head_dim_qk is then what q and q_rope have together. Latent attention
+                           computes the two apart, and need not join them. No prologue */
 } attune_attention;
 
 /* Zeroes the struct and sets its defaults: no windows, no mask. struct_size is sizeof(attune_attention). */

@@ -44,9 +44,22 @@ __device__ inline double lost_of(const Tensor& lost, const Key& key, long long k
   return present(lost) && key.cache == nullptr ? channel(dense_row(lost, key.row, kv_head), d) : 0.0;
 }
 
+// A query's channels: in q, the last ones perhaps in q_rope.
+struct QueryChannels {
+  Row first, last;
+  int dim;  // of first
+  __device__ explicit QueryChannels(const OutputRow& l)
+      : first(dense_row(l.p.q, l.query.row, l.query.head)), last(first), dim(l.p.head_dim_qk) {
+    if (!present(l.p.q_rope)) return;
+    last = dense_row(l.p.q_rope, l.query.row, l.query.head);
+    dim = static_cast<int>(l.p.q.shape[l.p.q.rank - 1]);
+  }
+  __device__ double operator()(int d) const { return d < dim ? channel(first, d) : channel(last, d - dim); }
+};
+
 __device__ inline void make_scores(const OutputRow& l) {
   RowStats stats = {-infinity(), 0, 0, 0};
-  const Row q = dense_row(l.p.q, l.query.row, l.query.head);
+  const QueryChannels q(l);
   for (long long j = threadIdx.x; j < l.keys.count; j += blockDim.x) {
     l.probs[j] = -infinity();
     const Key key = key_of_row(l, j);
@@ -55,11 +68,11 @@ __device__ inline void make_scores(const OutputRow& l) {
     const Row k = key_row(l.p, key, l.kv_head);
     double product = 0, magnitude = 0, lost = 0;
     for (int d = 0; d < l.p.head_dim_qk; ++d) {
-      const double x = channel(q, d) * channel(k, d);
+      const double x = q(d) * channel(k, d);
       product += x;
       magnitude += fabs(x);
       if (!present(l.p.q_lost)) continue;
-      lost += fabs(channel(q, d)) * lost_of(l.p.k_lost, key, l.kv_head, d) +
+      lost += fabs(q(d)) * lost_of(l.p.k_lost, key, l.kv_head, d) +
               fabs(channel(k, d)) * channel(dense_row(l.p.q_lost, l.query.row, l.query.head), d);
     }
     const double z = score(l.p, l.p.softmax_scale, l.query, key.position, product);

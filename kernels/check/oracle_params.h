@@ -44,6 +44,7 @@ struct OracleParams {
   // resolves cu_seqlens_kv, which may be those of the queries, and softmax_scale.
 #define ATTUNE_FIELD(name, kind) kinds::kind name;
   ATTUNE_ATTENTION_INPUTS(ATTUNE_FIELD)
+  ATTUNE_ATTENTION_LATER_INPUTS(ATTUNE_FIELD)
 #undef ATTUNE_FIELD
   long long rows, batch;
   int heads_q, heads_kv, head_dim_qk, head_dim_v;

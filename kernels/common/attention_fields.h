@@ -44,6 +44,9 @@
   FIELD(t5_bidirectional, Bool)         \
   FIELD(sinks, Input)
 
+// And those of later versions, at the end of the struct.
+#define ATTUNE_ATTENTION_LATER_INPUTS(FIELD) FIELD(q_rope, Input)
+
 #define ATTUNE_ATTENTION_FIELDS(FIELD)  \
   ATTUNE_ATTENTION_INPUTS(FIELD)        \
   FIELD(prologue, Prologue)             \
@@ -55,4 +58,5 @@
   FIELD(max_seqlen_q, Int64)            \
   FIELD(max_seqlen_kv, Int64)           \
   FIELD(batch_invariant, Bool)          \
-  FIELD(allow_tf32, Bool)
+  FIELD(allow_tf32, Bool)               \
+  ATTUNE_ATTENTION_LATER_INPUTS(FIELD)

@@ -106,6 +106,9 @@ struct WorkTileParams : AttentionParams {
   CapPolynomial<5> cap_long;
   CapPolynomial<7> cap_wide;
   int fewest_tiles;  // of a split, at least: the combine would cost more than a shorter split gains
+  // MLA: the rope channels of the queries, which may be apart from the latent channels in q. Strides as q's.
+  const char* q_rope;
+  long long q_rope_batch_stride, q_rope_row_stride, q_rope_head_stride;
 };
 
 // Bytes of a line of a box of 8-bit elements. A box of one row must start at a multiple of 128 bytes.

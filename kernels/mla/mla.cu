@@ -83,7 +83,7 @@ __device__ __forceinline__ bool is_last(const Smem& smem, const TileCounts& coun
 }
 
 // Loads q of the first work tile. A consumer warp does it, so that no producer warp gets late with its rows.
-__device__ __forceinline__ void load_first_q(const WorkTileParams& p, const Smem& smem, const ptx::TensorMap& q) {
+__device__ __forceinline__ void load_first_q(const WorkTileParams& p, const Smem& smem, const QueryMaps& q) {
   if (threadIdx.x / 32 != (Config::kProducerThreads + 128) / 32) return;
   ptx::wait_phase(smem.work_full(0), 0);
   const int head_tile = smem.head_tile(0);
@@ -103,7 +103,7 @@ __device__ __forceinline__ void mainloop(const WorkTileParams& p, const Smem& sm
 }
 
 // Both warpgroups run the same code of the epilogue, because its time is the fetch of its instructions.
-__device__ __forceinline__ void run_consumer(const WorkTileParams& p, const Smem& smem, const ptx::TensorMap& q) {
+__device__ __forceinline__ void run_consumer(const WorkTileParams& p, const Smem& smem, const QueryMaps& q) {
   load_first_q(p, smem, q);
   common::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - Config::kProducerThreads,
                                        32 * Config::kConsumerWarps, smem.check(),
@@ -144,10 +144,12 @@ __device__ __forceinline__ void run_consumer(const WorkTileParams& p, const Smem
 
 extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
     attune_mla(const __grid_constant__ attune::kernels::WorkTileParams p,
-               const __grid_constant__ attune::ptx::TensorMap q, const __grid_constant__ attune::ptx::TensorMap k,
+               const __grid_constant__ attune::ptx::TensorMap latent_q,
+               const __grid_constant__ attune::ptx::TensorMap rope_q, const __grid_constant__ attune::ptx::TensorMap k,
                const __grid_constant__ attune::ptx::TensorMap dense_k) {
   using namespace attune;
   using namespace attune::mla;
+  const QueryMaps q{latent_q, rope_q};
   const Smem smem(ptx::dynamic_shared());
   const auto first_work = WorkTileReader::Scheduler::prefetch_first(p);  // issued before the mbarriers are initialised
   init_barriers(smem);

@@ -67,6 +67,7 @@ class AttentionInputs(TypedDict, total=False):
     max_seqlen_kv: int | None
     batch_invariant: bool | None
     allow_tf32: bool | None
+    q_rope: Array | None
 
 
 class AttentionFields(AttentionInputs, total=False):
@@ -134,6 +135,9 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_d
     Args:
         q: [total_q, num_heads_q, head_dim_qk] or [batch, seqlen_q, num_heads_q, head_dim_qk]. float32, float16, bfloat16; int8
             and float8 with prologue.qkv_scale.
+        q_rope: the last channels of the queries apart from the others, as latent attention computes them: as q but for the last
+            axis, float32, float16 or bfloat16; head_dim_qk is what both have together. On CUDA 64 channels beside 512, over latent
+            caches. Without a prologue.
         k: [total_kv, num_heads_kv, head_dim_qk] or [batch, seqlen_kv, num_heads_kv, head_dim_qk].
         v: the same with head_dim_v; None: the first head_dim_v columns of k.
         cu_seqlens_q: int32 [batch + 1], the rows of each sequence in q of rank 3. None: one sequence, or with a cache one query

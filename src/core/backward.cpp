@@ -9,6 +9,7 @@ namespace {
 // Refuses what has no backward on any device. What some kernel may take later is refused by coverage.
 void check_forward(const attune_attention& a) {
   require(present(a.lse), "lse is absent; the backward reads the forward's lse");
+  require(!present(a.q_rope), "q_rope is set; it has no backward: give whole rows of q");
   require(a.out.dtype != ATTUNE_FLOAT8_E4M3, "out is ", dtype_name(a.out.dtype),
           "; the backward reads out, which must not be of 8 bits");
 }

@@ -11,7 +11,7 @@ namespace attune {
 namespace {
 
 constexpr AxisInfo kAxes[kNumAxes] = {
-    {"queries", {"ragged", "fixed length"}},
+    {"queries", {"ragged", "fixed length", "q_rope"}},
     {"query dtype", {"float32", "float16", "bfloat16", "e4m3", "e5m2", "int8"}},
     {"KV source",
      {"dense", "paged cache", "contiguous cache", "cache + new tokens", "sparse slots", "sparse dense", "second cache",
@@ -69,7 +69,7 @@ const AxisInfo& axis_info(Axis axis) { return kAxes[static_cast<int>(axis)]; }
 
 Traits traits_of(const Problem& p, const attune_attention& a) {
   Traits t;
-  t[Axis::kQueries] = p.cu_q ? use::kRagged : use::kFixed;
+  t[Axis::kQueries] = (p.cu_q ? use::kRagged : use::kFixed) | (p.q_rope ? use::kRopeApart : 0u);
   t[Axis::kQueryDtype] = dtype_bit(p.q.dtype);
 
   uint32_t& source = t[Axis::kKvSource];

@@ -39,7 +39,7 @@ const AxisInfo& axis_info(Axis axis);
 // Bits of each axis, in the order of AxisInfo::values. Those of masks and scores: common/kinds.h; of KV scales:
 // common/kv_scale.h.
 namespace use {
-enum Queries : uint32_t { kRagged = 1, kFixed = 2 };
+enum Queries : uint32_t { kRagged = 1, kFixed = 2, kRopeApart = 4 };
 enum QueryDtype : uint32_t { kQF32 = 1, kQF16 = 2, kQBf16 = 4, kQE4m3 = 8, kQE5m2 = 16, kQInt8 = 32 };
 enum KvSource : uint32_t {
   kDense = 1,

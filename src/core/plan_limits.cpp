@@ -8,6 +8,7 @@ PlanLimits plan_limits(const Problem& p) {
   return {{
       {"head_dim_qk", kSame, p.head_dim_qk},
       {"head_dim_v", kSame, p.head_dim_v},
+      {"q_rope.shape[-1]", kSame, p.dim_q_rope},
       {"num_heads_q", kSame, p.heads_q},
       {"num_heads_kv", kSame, p.heads_kv},
       {"t5_bias.shape[1]", kSame, p.t5_num_buckets},

@@ -15,7 +15,7 @@ struct PlanLimit {
   Rule rule;
   int64_t value;
 };
-inline constexpr int kNumPlanLimits = 16;
+inline constexpr int kNumPlanLimits = 17;
 using PlanLimits = std::array<PlanLimit, kNumPlanLimits>;
 
 PlanLimits plan_limits(const Problem& p);

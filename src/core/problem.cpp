@@ -12,15 +12,27 @@
 namespace attune {
 namespace {
 
+void read_rope_queries(Problem& p, const attune_attention& a, Data data) {
+  require(a.q.dtype == ATTUNE_FLOAT32 || a.q.dtype == ATTUNE_FLOAT16 || a.q.dtype == ATTUNE_BFLOAT16,
+          "q_rope is set, but q is ", dtype_name(a.q.dtype), "; with q_rope it must be float32, float16 or bfloat16");
+  check_tensor("q_rope", a.q_rope, {a.q.dtype}, {a.q.rank}, data);
+  for (int i = 0; i + 1 < a.q.rank; ++i) check_extent("q_rope", a.q_rope, i, a.q.shape[i], "as q");
+  p.q_rope = row_view(a.q_rope);
+  p.dim_q_rope = a.q_rope.shape[a.q.rank - 1];
+  p.head_dim_qk = p.dim_q + p.dim_q_rope;
+  require(p.dim_q_rope >= 1 && p.head_dim_qk <= kMaxHeadDim, "q_rope has ", p.dim_q_rope, " channels beside the ",
+          p.dim_q, " of q; it must have 1 or more, and both together at most ", kMaxHeadDim);
+}
+
 void read_queries(Problem& p, const attune_attention& a, Data data) {
   check_tensor("q", a.q, kInputs, {3, 4}, data);
   p.q = row_view(a.q);
   p.total_q = p.q.rows;
   p.heads_q = a.q.shape[a.q.rank - 2];
-  p.head_dim_qk = a.q.shape[a.q.rank - 1];
+  p.head_dim_qk = p.dim_q = a.q.shape[a.q.rank - 1];
   require(p.heads_q >= 1, "q has ", p.heads_q, " heads; it must have at least 1");
-  require(p.head_dim_qk >= 1 && p.head_dim_qk <= kMaxHeadDim, "q has head_dim_qk ", p.head_dim_qk, "; it must be 1..",
-          kMaxHeadDim);
+  require(p.dim_q >= 1 && p.dim_q <= kMaxHeadDim, "q has head_dim_qk ", p.dim_q, "; it must be 1..", kMaxHeadDim);
+  if (present(a.q_rope)) read_rope_queries(p, a, data);
   if (a.q.rank == 4) {
     require(!present(a.cu_seqlens_q), "cu_seqlens_q is set, but q has rank 4, so each sequence has q.shape[1] queries");
     p.batch = a.q.shape[0];
@@ -76,7 +88,7 @@ void read_dense(Problem& p, const attune_attention& a, Data data) {
   check_tensor("k", a.k, kInputs, {3, 4}, data);
   p.k = row_view(a.k);
   p.heads_kv = a.k.shape[a.k.rank - 2];
-  check_extent("k", a.k, a.k.rank - 1, p.head_dim_qk, "head_dim_qk of q");
+  check_extent("k", a.k, a.k.rank - 1, p.head_dim_qk, p.q_rope ? "that of q and q_rope together" : "head_dim_qk of q");
   if (present(a.v)) {
     check_tensor("v", a.v, kInputs, {a.k.rank}, data);
     for (int i = 0; i + 1 < a.k.rank; ++i) check_extent("v", a.v, i, a.k.shape[i], "as k");
@@ -365,6 +377,8 @@ void read_prologue(Problem& p, const attune_attention& a, Data data) {
   s.same_tokens =
       p.new_tokens || (p.dense_kv && p.k.rows == p.total_q && p.fixed_kv == p.fixed_q && p.cu_kv.data == p.cu_q.data);
   p.prologue = make_prologue(a.prologue, s, data);
+  require(!p.q_rope || !(p.prologue.any || p.prologue.append),
+          "q_rope is set beside a prologue, which works on whole rows of q; give whole rows, or no prologue");
   require(!p.prologue.append || p.new_tokens,
           "prologue.append is 1, but there is no cache with new tokens (cache.k and k)");
   check_scales(p.prologue, p.cache);

@@ -274,7 +274,7 @@ std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t) { return std::m
 // Every value that there is today. A new one is refused until it is named here.
 Coverage coverage() {
   Coverage c;
-  c[Axis::kQueries] = use::kRagged | use::kFixed;
+  c[Axis::kQueries] = use::kRagged | use::kFixed | use::kRopeApart;
   c[Axis::kQueryDtype] = use::kQF32 | use::kQF16 | use::kQBf16 | use::kQE4m3 | use::kQE5m2 | use::kQInt8;
   c[Axis::kKvSource] = use::kDense | use::kPaged | use::kContiguous | use::kNewTokens | use::kSparseSlots |
                        use::kSparseDense | use::kSecondCache | use::kRing | use::kBeams;

@@ -36,8 +36,8 @@ bool v_row_nonfinite(const Problem& p, const Compute& compute, TileType row_type
 
 void load_queries(const ScoreRows& rows, const Compute& compute, Scratch& scratch) {
   const Problem& p = rows.p;
-  const int64_t d = p.head_dim_qk;
-  const bool plain = !p.prologue.any && p.q.dim_stride == 1;
+  const int64_t d = p.head_dim_qk, rope = p.dim_q_rope;
+  const bool plain = !p.prologue.any && p.q.dim_stride == 1 && (rope == 0 || p.q_rope.dim_stride == 1);
   const int32_t tile_dtype = compute.tile == TileType::kBF16 ? ATTUNE_BFLOAT16 : ATTUNE_FLOAT32;
   const int64_t size = dtype_size(tile_dtype);
   for (int r = 0; r < rows.item.num_rows; ++r) {
@@ -45,10 +45,14 @@ void load_queries(const ScoreRows& rows, const Compute& compute, Scratch& scratc
     const int64_t q_row = rows.sequence.q_begin + query;
     std::byte* to = static_cast<std::byte*>(scratch.q) + r * scratch.ld_q * size;
     if (plain && p.q.dtype == tile_dtype) {
-      std::memcpy(to, p.q.at(q_row, head), static_cast<size_t>(d * size));
+      std::memcpy(to, p.q.at(q_row, head), static_cast<size_t>(p.dim_q * size));
+      if (rope > 0) std::memcpy(to + p.dim_q * size, p.q_rope.at(q_row, head), static_cast<size_t>(rope * size));
     } else {
       float* row = compute.tile == TileType::kF32 ? reinterpret_cast<float*>(to) : scratch.row_f32;
-      prepare_q_row(p.prologue, p.q, d, q_row, head, rows.item.sequence, rows.sequence.position(query), row);
+      const int64_t position = rows.sequence.position(query);
+      prepare_q_row(p.prologue, p.q, p.dim_q, q_row, head, rows.item.sequence, position, row);
+      if (rope > 0)
+        prepare_q_row(p.prologue, p.q_rope, rope, q_row, head, rows.item.sequence, position, row + p.dim_q);
       if (compute.tile == TileType::kBF16)
         compute.kernels->to_bf16(ATTUNE_FLOAT32, row, d, reinterpret_cast<bf16_t*>(to));
     }

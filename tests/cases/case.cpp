@@ -163,6 +163,7 @@ Case read_case(const json& value, const std::string& area) {
   o.find("name");
   o.get_pair("heads", c.num_heads_q, c.num_heads_kv);
   o.get_pair("head_dim", c.head_dim_qk, c.head_dim_v);
+  o.get("q_rope", c.q_rope);
   o.get("dtype", c.dtype);
   o.get("out_dtype", c.out_dtype);
   o.choose<QueryShape>("queries", c.queries,
@@ -211,6 +212,8 @@ Case read_case(const json& value, const std::string& area) {
   o.finish();
   if (c.seqlens_q.size() != c.seqlens_kv.size())
     throw std::runtime_error(o.where() + ": seqlens_q and seqlens_kv differ in size");
+  if (c.q_rope < 0 || c.q_rope >= c.head_dim_qk || (c.q_rope > 0 && c.strides == StrideMode::kPacked))
+    throw std::runtime_error(o.where() + ": q_rope must leave q a channel, and not be packed");
   // q, k and v of a token are one row.
   const bool dense = c.kv == KvSource::kDense;
   if (c.strides == StrideMode::kPacked && (dense || c.new_tokens)) {

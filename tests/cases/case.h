@@ -124,6 +124,7 @@ struct Case : MaskSpec, ScoreSpec {
   std::string name;
   std::string area;
   int64_t num_heads_q = 1, num_heads_kv = 1, head_dim_qk = 64, head_dim_v = 64;
+  int64_t q_rope = 0;  // the last channels of the queries, in a tensor of their own
   attune_dtype dtype = ATTUNE_FLOAT32;
   attune_dtype out_dtype = ATTUNE_DTYPE_NONE;  // NONE: as q, fp32 for 8-bit q
   QueryShape queries = QueryShape::kRagged;

@@ -59,6 +59,7 @@ oracle::OracleParams as_params(const attune_attention& a) {
   oracle::OracleParams p{};
 #define ATTUNE_COPY(name, kind) copy(a.name, p.name);
   ATTUNE_ATTENTION_INPUTS(ATTUNE_COPY)
+  ATTUNE_ATTENTION_LATER_INPUTS(ATTUNE_COPY)
 #undef ATTUNE_COPY
   return p;
 }
@@ -95,7 +96,7 @@ oracle::OracleParams described(const Problem& problem) {
   p.batch = static_cast<int64_t>(op.sequences.size());
   p.heads_q = static_cast<int>(op.num_heads_q);
   p.heads_kv = static_cast<int>(op.num_heads_kv);
-  p.head_dim_qk = static_cast<int>(a.q.shape[a.q.rank - 1]);
+  p.head_dim_qk = static_cast<int>(reference::head_dim_qk(a));
   p.head_dim_v = static_cast<int>(op.head_dim_v);
   attune_attention keys = a;
   keys.cu_seqlens_kv = cuts_of_keys(a, op.num_rows);

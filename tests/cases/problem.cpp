@@ -100,7 +100,8 @@ void Problem::build_queries() {
     host_.k = slice(c.num_heads_q, own_kv);
     if (!c.shared_kv) host_.v = slice(c.num_heads_q + own_kv, own_kv);
   } else {
-    host_.q = add_rows("q", c.dtype, num_rows_, seqlen, c.num_heads_q, c.head_dim_qk);
+    host_.q = add_rows("q", c.dtype, num_rows_, seqlen, c.num_heads_q, c.head_dim_qk - c.q_rope);
+    if (c.q_rope > 0) host_.q_rope = add_rows("q_rope", c.dtype, num_rows_, seqlen, c.num_heads_q, c.q_rope);
     if (c.new_tokens) {
       host_.k = add_rows("k", c.dtype, num_rows_, seqlen, c.num_heads_kv, c.head_dim_qk);
       if (!c.shared_kv) host_.v = add_rows("v", c.dtype, num_rows_, seqlen, c.num_heads_kv, c.head_dim_v);
@@ -122,8 +123,11 @@ void Problem::build_queries() {
         return rank4 ? element_at(t, {b, i, h, d}) : element_at(t, {first_row(b) + i, h, d});
       };
       for (int64_t h = 0; h < c.num_heads_q; ++h) {
-        for (int64_t d = 0; d < c.head_dim_qk; ++d)
-          encode(c.dtype, q_magnitude * random_.normal(), row_at(host_.q, h, d), true);
+        const int64_t dim_q = c.head_dim_qk - c.q_rope;
+        for (int64_t d = 0; d < c.head_dim_qk; ++d) {
+          void* const to = d < dim_q ? row_at(host_.q, h, d) : row_at(host_.q_rope, h, d - dim_q);
+          encode(c.dtype, q_magnitude * random_.normal(), to, true);
+        }
       }
       if (!c.new_tokens) continue;
       // A new key that nobody sees may still be appended.

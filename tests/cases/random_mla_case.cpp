@@ -117,6 +117,7 @@ Case random_mla_case(uint64_t seed) {
   c.max_logits = r.chance(0.6);
   c.batch_invariant = r.chance(0.15);
   c.max_seqlens = r.chance(0.2);
+  if (c.head_dim_qk == 576 && !c.prologue.any() && r.chance(0.4)) c.q_rope = 64;
   return c;
 }
 

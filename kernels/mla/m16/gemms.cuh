@@ -23,11 +23,11 @@ class M16Gemms {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const char* const row = query_row(p, work, head_tile, lane / 4 + 8 * h);
+      const QueryRow row = query_row(p, work, head_tile, lane / 4 + 8 * h);
 #pragma unroll
       for (int i = 0; i < kBlocks; i += 2) {
         uint4 eight = make_uint4(0, 0, 0, 0);
-        if (row != nullptr) eight = *reinterpret_cast<const uint4*>(row + 2 * (16 * i + 8 * (lane % 4)));
+        if (row.exists()) eight = *reinterpret_cast<const uint4*>(row.at(16 * i) + 16 * (lane % 4));
         q_[i][h] = eight.x, q_[i][2 + h] = eight.y, q_[i + 1][h] = eight.z, q_[i + 1][2 + h] = eight.w;
       }
     }

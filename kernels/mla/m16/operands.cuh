@@ -5,6 +5,7 @@
 #include "common/finish.cuh"
 #include "common/lanes.cuh"
 #include "mla/m16/config.cuh"
+#include "mla/query_row.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
 #include "ptx/matrix.cuh"
@@ -20,19 +21,18 @@ struct M16Out {
   __device__ __forceinline__ float& at(int i) { return blocks[i / 8][i / 4 % 2][i % 4]; }
 };
 
-// The address of a row of queries; null if there is none.
-__device__ __forceinline__ const char* query_row(const WorkTileParams& p, const WorkTile& t, int head_tile, int row) {
-  if (row >= p.heads_of_tile) return nullptr;
-  return p.q + 2 * common::row_offset(p, t.batch, t.q_begin, t.token_begin, head_tile * p.heads_of_tile + row,
-                                      p.q_batch_stride, p.q_row_stride, p.q_head_stride);
+// A row of the M block's queries, if there is one.
+__device__ __forceinline__ QueryRow query_row(const WorkTileParams& p, const WorkTile& t, int head_tile, int row) {
+  if (row >= p.heads_of_tile) return {};
+  return {p, t, t.token_begin, head_tile * p.heads_of_tile + row};
 }
 
 // A query's dot product with a new token's row, by a warp; 0 if there is no query.
-__device__ __forceinline__ float dot_new_token(const char* query, const char* row, int lane) {
+__device__ __forceinline__ float dot_new_token(const QueryRow& query, const char* row, int lane) {
   float s = 0;
 #pragma unroll 1
-  for (int d = lane; query != nullptr && d < Config::kHeadDimQk; d += 32)
-    s = fmaf(common::load_element(Config::kType, query, d), common::load_element(Config::kType, row, d), s);
+  for (int d = lane; query.exists() && d < Config::kHeadDimQk; d += 32)
+    s = fmaf(query.channel(d), common::load_element(Config::kType, row, d), s);
   return common::sum_of_lanes(s);
 }
 

@@ -7,6 +7,7 @@
 
 #include "mla/m64/epilogue.cuh"
 #include "mla/producers/kv_source.cuh"
+#include "mla/query_row.cuh"
 
 namespace attune::mla {
 
@@ -60,8 +61,7 @@ class RecomputeNonfinite {
     const int token = t.token_begin + local, head = head_tile * p.heads_of_tile + row - local * p.heads_of_tile;
     const int position = t.num_keys - t.num_q + token, first = scheduler::first_visible(p, position),
               end = scheduler::end_visible(p, t.num_keys, position);
-    const char* q = p.q + 2 * common::row_offset(p, t.batch, t.q_begin, token, head, p.q_batch_stride, p.q_row_stride,
-                                                 p.q_head_stride);
+    const QueryRow q(p, t, token, head);
     const KeyTiles key_tiles(t.num_cached, t.first_key, t.end_key);
     KeyMask key_mask;
     if constexpr (KeyMask::kAny) key_mask.start(p, t.batch, t.q_begin);
@@ -82,7 +82,7 @@ class RecomputeNonfinite {
         float s = 0;
 #pragma unroll 1
         for (int d = lane; d < Config::kHeadDimQk; d += 32)
-          s = fmaf(common::load_element(Config::kType, q, d), load_channel(source, key, index, at, quantized, d), s);
+          s = fmaf(q.channel(d), load_channel(source, key, index, at, quantized, d), s);
         s = common::sum_of_lanes(s) * (p.scale * kLog2e);
         if (s == -ptx::infinity()) continue;  // P is 0, so the value does not count
         const float new_row_max = fmaxf(row_max, s), row_max_ref = finite_row_max(new_row_max);

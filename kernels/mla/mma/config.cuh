@@ -5,6 +5,7 @@
 #include "common/operand.cuh"
 #include "mla/mma/shared_bytes.h"
 #include "mla/problem.cuh"
+#include "mla/query_row.cuh"
 #include "ptx/barrier.cuh"
 
 namespace attune::mla {
@@ -120,9 +121,9 @@ struct MmaRow {
     exists = local < shared.work.num_tokens;
   }
   __device__ __forceinline__ int position(const WorkTile& t) const { return t.num_keys - t.num_q + token; }
-  __device__ __forceinline__ const char* query(const WorkTileParams& p, const WorkTile& t) const {
-    return p.q + 2 * common::row_offset(p, t.batch, t.q_begin, token, head, p.q_batch_stride, p.q_row_stride,
-                                        p.q_head_stride);
+  __device__ __forceinline__ QueryRow query(const WorkTileParams& p, const WorkTile& t) const {
+    if (!exists) return {};
+    return {p, t, token, head};
   }
 };
 

@@ -235,13 +235,13 @@ class MmaMainloop {
       constexpr int kSlices = MmaConfig::kSlices;
       const int row = static_cast<int>(threadIdx.x) / kLanes, lane = static_cast<int>(threadIdx.x) % kLanes;
       const MmaRow r(p_, shared_, row);
-      const char* const from = r.exists ? r.query(p_, t) : p_.q;
+      const QueryRow from = r.query(p_, t);
       const unsigned to = ptx::shared_address(shared_.q);
 #pragma unroll 2
       for (int c = lane / kSlices; c < kChunks; c += kLanes / kSlices) {
         const int slice = lane % kSlices, channel = mma_channel_of(slice, c / 2) + c % 2 * 8;
         ptx::copy_async<16>(to + MmaConfig::LayoutQ::offset(row, slice * kChunks + c),
-                            from + (r.exists ? 2 * channel : 0), r.exists ? 16 : 0);
+                            r.exists ? from.at(channel) : p_.q, r.exists ? 16 : 0);
       }
       ptx::commit_copies();
     }
@@ -250,13 +250,14 @@ class MmaMainloop {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const MmaRow r(p_, shared_, row_of_out(m, h));
-        const char* const from = (r.exists ? r.query(p_, t) : p_.q) + lane_ % 4 * 4;
+        const QueryRow from = r.query(p_, t);
 #pragma unroll
         for (int b = 0; b < MmaConfig::kQRegisterBlocks; ++b) {
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
             const int channel = mma_channel_of(slice(), MmaConfig::kQSharedBlocks + b) + 8 * j;
-            q_[m][b][h + 2 * j] = r.exists ? *reinterpret_cast<const unsigned*>(from + 2 * channel) : 0;
+            q_[m][b][h + 2 * j] =
+                r.exists ? *reinterpret_cast<const unsigned*>(from.at(channel) + lane_ % 4 * 4) : 0;
           }
         }
       }

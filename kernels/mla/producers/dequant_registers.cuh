@@ -13,7 +13,7 @@ namespace attune::mla {
 
 class RegisterDequantProducer : DequantProducer {
  public:
-  __device__ __forceinline__ RegisterDequantProducer(const WorkTileParams& p, const ptx::TensorMap& q, const Smem& smem)
+  __device__ __forceinline__ RegisterDequantProducer(const WorkTileParams& p, const QueryMaps& q, const Smem& smem)
       : DequantProducer(p, smem), q_(q), to_other_(smem.to_other()) {}
 
   __device__ __forceinline__ void run(const WorkTileReader::Scheduler::Prefetched& first_work) {
@@ -118,7 +118,7 @@ class RegisterDequantProducer : DequantProducer {
     }
   }
 
-  const ptx::TensorMap& q_;
+  const QueryMaps q_;
   const unsigned to_other_;
   unsigned scales_;  // of the tile that is dequantized next
   unsigned staged_[4][2][4], rope_[2][4];

@@ -22,7 +22,7 @@ namespace attune::mla {
 
 class SharedDequantProducer : DequantProducer {
  public:
-  __device__ __forceinline__ SharedDequantProducer(const WorkTileParams& p, const ptx::TensorMap& q, const Smem& smem)
+  __device__ __forceinline__ SharedDequantProducer(const WorkTileParams& p, const QueryMaps& q, const Smem& smem)
       : DequantProducer(p, smem),
         q_(q),
         fp8_(ptx::opaque(dequant_row() * 128 + ((lane() % kLanes) ^ raw_swizzle(dequant_row())) * 16)),
@@ -162,7 +162,7 @@ class SharedDequantProducer : DequantProducer {
     for (int slice = first; slice <= last; ++slice) ptx::arrive(smem_.k_full(stage, slice));
   }
 
-  const ptx::TensorMap& q_;
+  const QueryMaps q_;
   const unsigned fp8_;  // where the lane reads the fp8 channels of its row, in a chunk
   const unsigned units_;  // where it writes bf16
   unsigned scales_;       // of the tile that is dequantized next

@@ -134,7 +134,7 @@ class GatherCopies {
 
 class GatherProducer {
  public:
-  __device__ __forceinline__ GatherProducer(const WorkTileParams& p, const ptx::TensorMap& q, const Smem& smem)
+  __device__ __forceinline__ GatherProducer(const WorkTileParams& p, const QueryMaps& q, const Smem& smem)
       : p_(p), q_(q), smem_(smem), copies_(p, smem) {}
 
   __device__ __forceinline__ void run(const WorkTileReader::Scheduler::Prefetched& first_work) {
@@ -199,7 +199,7 @@ class GatherProducer {
   }
 
   const WorkTileParams& p_;
-  const ptx::TensorMap& q_;
+  const QueryMaps q_;
   const Smem& smem_;
   GatherCopies copies_;
   unsigned tiles_ = 0;  // tiles so far, over all work tiles

@@ -26,7 +26,7 @@ __device__ __forceinline__ void store_mask(const Smem& smem, int stage, unsigned
 
 class TmaProducer {
  public:
-  __device__ __forceinline__ TmaProducer(const WorkTileParams& p, const ptx::TensorMap& q, const ptx::TensorMap& k,
+  __device__ __forceinline__ TmaProducer(const WorkTileParams& p, const QueryMaps& q, const ptx::TensorMap& k,
                                          const ptx::TensorMap& dense_k, const Smem& smem)
       : p_(p), q_(q), k_(k), dense_k_(dense_k), smem_(smem), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
 
@@ -260,7 +260,8 @@ class TmaProducer {
   }
 
   const WorkTileParams& p_;
-  const ptx::TensorMap &q_, &k_, &dense_k_;
+  const QueryMaps q_;
+  const ptx::TensorMap &k_, &dense_k_;
   const Smem& smem_;
   const int lane_, warp_;
   // State bits in one register, because registers are scarce: the phase of the stage's next use; the phase of the

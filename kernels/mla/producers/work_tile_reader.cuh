@@ -9,17 +9,23 @@
 
 namespace attune::mla {
 
+// The tensor maps of the queries' latent channels and of their rope channels.
+struct QueryMaps {
+  const ptx::TensorMap &latent, &rope;
+};
+
 // Issues the TMA copies of a work tile's q, one box for each 64 channels. Called by all lanes of a warp.
-__device__ __forceinline__ void load_q(const WorkTileParams& p, const Smem& smem, const ptx::TensorMap& map,
+__device__ __forceinline__ void load_q(const WorkTileParams& p, const Smem& smem, const QueryMaps& maps,
                                        const WorkTile& work, int head_tile) {
   if (ptx::elect()) {
     ptx::arrive_expecting(smem.q_full(), Config::kChunks * 128 * p.heads_of_tile * p.tokens_of_tile);
     const int row = static_cast<int>(work.q_row) + work.token_begin, batch = p.q_flat ? 0 : work.batch;
+    const int head = head_tile * p.heads_of_tile;
 #pragma unroll 1
-    for (int i = 0; i < Config::kChunks; ++i) {
-      ptx::tma_load(smem.q() + i * Config::kChunkBytes, map, smem.q_full(), 64 * i, head_tile * p.heads_of_tile, row,
-                    batch);
-    }
+    for (int i = 0; i < Config::kChunksV; ++i)
+      ptx::tma_load(smem.q() + i * Config::kChunkBytes, maps.latent, smem.q_full(), 64 * i, head, row, batch);
+    if constexpr (Config::kChunks > Config::kChunksV)
+      ptx::tma_load(smem.q() + Config::kChunksV * Config::kChunkBytes, maps.rope, smem.q_full(), 0, head, row, batch);
   }
   __syncwarp();
 }
@@ -28,7 +34,7 @@ __device__ __forceinline__ void load_q(const WorkTileParams& p, const Smem& smem
 // the first one by fetch_first(), each next one by fetch_next(), once a work tile and after load_next_q().
 class WorkTileReader {
  public:
-  __device__ __forceinline__ WorkTileReader(const WorkTileParams& p, const Smem& smem, const ptx::TensorMap& q)
+  __device__ __forceinline__ WorkTileReader(const WorkTileParams& p, const Smem& smem, const QueryMaps& q)
       : p_(p), smem_(smem), q_(q), scheduler_(p, smem) {}
 
   using Scheduler = scheduler::TileScheduler<Smem, Config::kCluster, false, true>;
@@ -84,7 +90,7 @@ class WorkTileReader {
 
   const WorkTileParams& p_;
   const Smem& smem_;
-  const ptx::TensorMap& q_;
+  const QueryMaps q_;
   Scheduler scheduler_;
   unsigned count_ = 0;  // work tiles before the current one
 };

@@ -54,13 +54,14 @@ class SwapAbQkGemm {
 #pragma unroll 1
     for (int n = consumer_warp_anew() % 2; n < SwapAbConfig::kBlockM / 8; n += 2) {
       const int query = n * 8 + g;
-      const char* const row = query_row(p, work, head_tile, query);
+      const QueryRow row = query_row(p, work, head_tile, query);
       uint2 x[kBlocksOfGroup];
       unsigned largest = 0;
 #pragma unroll
       for (int i = 0; i < kBlocksOfGroup; ++i) {
         x[i] = make_uint2(0, 0);
-        if (row != nullptr) x[i] = *reinterpret_cast<const uint2*>(row + 2 * (group * Packed::kGroup + 16 * i + 4 * t));
+        if (row.exists())
+          x[i] = *reinterpret_cast<const uint2*>(row.latent + 2 * (group * Packed::kGroup + 16 * i + 4 * t));
       }
 #pragma unroll
       for (int i = 0; i < kBlocksOfGroup; ++i) {
@@ -83,8 +84,7 @@ class SwapAbQkGemm {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         unsigned two = 0;
-        if (row != nullptr)
-          two = *reinterpret_cast<const unsigned*>(row + 2 * (Packed::kNope + group * 16 + 8 * i + 2 * t));
+        if (row.exists()) two = *reinterpret_cast<const unsigned*>(row.rope + 2 * (group * 16 + 8 * i + 2 * t));
         ptx::store_shared_u32(smem_.q(2 * kGroups) + query * 128 + ((2 * group + i) ^ g) * 16 + 4 * t, two);
       }
     }

@@ -24,6 +24,15 @@ def spec(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> attune.Spec
     return attune.Spec(shape, name, device)
 
 
+def query_specs(impl: Attending, rows: int, device: torch.device) -> dict[str, attune.Spec]:
+    """The arguments q and q_rope of attune.attention, as that layer has them."""
+    apart, heads = impl.rope_apart, impl.num_heads
+    made = {"q": spec((rows, heads, impl.head_size - apart), impl.dtype, str(device))}
+    if apart:
+        made["q_rope"] = spec((rows, heads, apart), impl.dtype, str(device))
+    return made
+
+
 class Plans:
     """Sizes are rounded up, so that a server settles on a few dozen plans. Those of one kind of layer share a workspace: of
     them, a step runs one."""
@@ -64,7 +73,7 @@ class Plans:
             "cache": cache, "indices": self._made(rows, topk), "topk_length": self._made(rows)})
 
     def _make(self, key: tuple[Any, ...], impl: Attending, rows: int, fields: dict[str, Any]) -> attune.Plan:
-        fields = {"q": self._made(rows, impl.num_heads, impl.head_size, dtype=impl.dtype),
+        fields = {**query_specs(impl, rows, self._device),
                   "out": self._made(rows, impl.num_heads, impl.head_size_v, dtype=impl.out_dtype), **impl.arrays, **impl.fields, **fields}
         if impl.out_dtype == torch.float8_e4m3fn:
             fields["out_scale"] = self._made(1, dtype=torch.float32)

@@ -20,6 +20,7 @@ class Attending(Protocol):
     num_kv_heads: int
     head_size: int
     head_size_v: int
+    rope_apart: int  # of head_size, the channels that come as q_rope; 0: queries are whole
     dtype: torch.dtype
     kind: str  # layers of the same kind share plans and schedules
     fields: dict[str, Any]  # what attune.attention takes beside the arrays
@@ -36,6 +37,7 @@ class Form:
     num_kv_heads: int
     head_size: int
     head_size_v: int
+    rope_apart: int
     dtype: torch.dtype
     kind: str
     fields: dict[str, Any]
@@ -79,16 +81,17 @@ class Step:
         return self.plans.find(impl, cache, self.query_start_loc is None, self.num_tokens, self.num_reqs, self.max_query_len,
                                self.max_seq_len, self.block_table.shape[1], self.masks["mask_bits"].shape[1] if self.masks else 0)
 
-    def attend(self, impl: Attending, q: torch.Tensor, cache: attune.KVCache, out: torch.Tensor, **outputs: torch.Tensor) -> None:
-        """q, out: [num_tokens, num_heads, head_size]. outputs: lse, float32 [num_tokens, num_heads], where impl returns it; out_scale,
-        float32 [1], where its out has 8 bits. The first layer of a kind makes the schedule, the others use it.
+    def attend(self, impl: Attending, q: torch.Tensor, cache: attune.KVCache, out: torch.Tensor, **more: torch.Tensor) -> None:
+        """q, out: [num_tokens, num_heads, head_size]. more: q_rope, where impl has it apart; lse, float32 [num_tokens, num_heads], where
+        impl returns it; out_scale, float32 [1], where its out has 8 bits. The first layer of a kind makes the schedule, the others use
+        it.
 
         The schedule is a kernel beside that layer's: in a captured graph it is part of the graph, and is made anew from the
         lengths of each replay. A layer that comes round again, as in a capture after a warm-up, makes it again.
         """
         cache.page_table = self.block_table
         self._runner(impl, cache)(q=q, cache=cache, out=out, seqused_kv=self.seq_lens, cu_seqlens_q=self.query_start_loc,
-                                  **impl.arrays, **self.masks, **outputs)
+                                  **impl.arrays, **self.masks, **more)
 
     def attend_new(self, impl: Attending, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
                    **outputs: torch.Tensor) -> None:

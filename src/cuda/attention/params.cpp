@@ -19,13 +19,14 @@ using kernels::AttentionParams;
 
 int64_t t5_direction_buckets(const Problem& p) { return p.t5_bidirectional ? p.t5_num_buckets / 2 : p.t5_num_buckets; }
 
-struct RowStrides {
-  long long batch, row, head;
-};
+}  // namespace
+
 RowStrides row_strides(const Problem& p, const RowView& v) {
   const int64_t batch = v.rows_per_batch == 0 ? p.fixed_q * v.row_stride : v.batch_stride;
   return {static_cast<long long>(batch), static_cast<long long>(v.row_stride), static_cast<long long>(v.head_stride)};
 }
+
+namespace {
 
 void fill_rows(const Problem& p, AttentionParams& k) {
   const RowStrides q = row_strides(p, p.q), out = row_strides(p, p.out), lse = row_strides(p, p.lse),

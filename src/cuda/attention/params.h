@@ -20,6 +20,12 @@ kernels::T5Table t5_buckets(const Problem& p);
 // "" if the tables fit the kernels, else why they do not.
 std::string table_refusal(const Problem& p);
 
+// The strides of queries' rows, in elements: of sequences, where these are not ragged, of rows and of heads.
+struct RowStrides {
+  long long batch, row, head;
+};
+RowStrides row_strides(const Problem& p, const RowView& v);
+
 // Rows of tokens beside the cache. new_rows: in batches as q's. dense_rows: batch_stride 0 where the tensor has no
 // batch axis.
 kernels::NewRows new_rows(const Problem& p, const RowView& v);

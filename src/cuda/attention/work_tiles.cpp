@@ -103,6 +103,7 @@ Misaligned find_misaligned(const Problem& p, bool copied, bool gathered) {
     if (over != 0 && found.name == nullptr) found = {name, over};
   };
   if (!copied) check("q.data", p.q.data);
+  if (p.q_rope) check("q_rope.data", p.q_rope.data);
   if ((p.dense_kv || p.new_tokens) && !copied) check("k.data", p.k.data), check("v.data", p.v.data);
   if (p.cache && !gathered) check("cache.k.data", p.cache.k.data), check("cache.v.data", p.cache.v.data);
   if (p.extra_cache) check("extra_cache.k.data", p.extra_cache.k.data);

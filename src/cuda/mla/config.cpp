@@ -67,6 +67,14 @@ kernels::SlotList slot_list(const Problem& p, const SparseList& l) {
   return k;
 }
 
+// The rope channels of the queries: apart, or the last ones of q.
+RowView rope_of(const Problem& p) {
+  if (p.q_rope) return p.q_rope;
+  RowView rope = p.q;
+  if (rope.data != nullptr) rope.data += kernels::kMlaHeadDimV * rope.element_size;
+  return rope;
+}
+
 kernels::RowPool cache_pool(const KvCache& c) {
   const int64_t size = c.k.element_size;
   kernels::RowPool pool{};
@@ -159,8 +167,11 @@ std::string refusal(const Problem& p) {
   if (p.head_dim_v != kernels::kMlaHeadDimV || (p.head_dim_qk != 512 && p.head_dim_qk != 576))
     return cat("head_dim_qk ", p.head_dim_qk, " with head_dim_v ", p.head_dim_v, "; it takes 576 or 512 with 512");
   if (!(p.scale > 0)) return cat("softmax_scale ", p.scale, "; it takes positive ones");
+  if (p.q_rope && p.dim_q != kernels::kMlaHeadDimV)
+    return cat("q_rope beside ", p.dim_q, " channels of q; it takes ", kernels::kMlaHeadDimV);
   const bool copied = attention::has_prologue(p);  // q and k come from the prologue
   if (!copied && !attention::strides_fit(p.q)) return "rows of q that do not lie at multiples of 16 bytes";
+  if (p.q_rope && !attention::strides_fit(p.q_rope)) return "rows of q_rope that do not lie at multiples of 16 bytes";
   const bool rows = p.dense_kv || p.new_tokens;
   if (rows && p.k.dtype != p.q.dtype) return two_dtypes("k", p.k.dtype, p);
   if (rows && !copied && !attention::strides_fit(p.k)) return "rows of k that do not lie at multiples of 16 bytes";
@@ -218,12 +229,20 @@ kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* works
   if (p.cache) k.pools[0] = cache_pool(p.cache);
   if (c.dense) k.pools[1] = dense_pool(p.k);
   if (p.extra_cache) k.pools[1] = cache_pool(p.extra_cache);
+  const RowView rope = rope_of(p);
+  const attention::RowStrides strides = attention::row_strides(p, rope);
+  k.q_rope = reinterpret_cast<const char*>(rope.data);
+  k.q_rope_batch_stride = strides.batch, k.q_rope_row_stride = strides.row, k.q_rope_head_stride = strides.head;
   return k;
 }
 
 Maps describe_maps(const Problem& p, const Config& c) {
   Maps m;
-  m.q = attention::row_map(p, p.q, p.heads_q, p.head_dim_qk, c.tokens_of_tile, c.heads_of_tile);
+  const auto query_map = [&](const RowView& rows, int64_t channels) {
+    return attention::row_map(p, rows, p.heads_q, channels, c.tokens_of_tile, c.heads_of_tile);
+  };
+  m.q = query_map(p.q, kernels::kMlaHeadDimV);
+  if (p.head_dim_qk > kernels::kMlaHeadDimV) m.q_rope = query_map(rope_of(p), p.head_dim_qk - kernels::kMlaHeadDimV);
   if (c.producer != kernels::kMlaTma) return m;
   if (p.dense_kv || p.new_tokens) m.dense_k = attention::row_map(p, p.k, p.heads_kv, p.head_dim_qk, kMlaBlockN, 1);
   if (p.cache) m.k = attention::cache_map(p, p.cache.k, p.head_dim_qk, keys_of_box(p.cache));

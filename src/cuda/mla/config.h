@@ -57,7 +57,7 @@ kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* works
 
 // The tensor maps of the M = 64 kernel, in the order of its parameters. Rank 0: the kernel does not use this one.
 struct Maps {
-  TensorMapDesc q, k, dense_k;
+  TensorMapDesc q, q_rope, k, dense_k;
 };
 Maps describe_maps(const Problem& p, const Config& c);
 

@@ -48,7 +48,7 @@ class MlaPlan final : public attention::WorkTilePlan {
       const mla::Maps maps = mla::describe_maps(p, config_);
       const TensorMap q = make_tensor_map(maps.q, device());
       const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device(), q); };
-      launch_kernel(kernel(0), launch, params, q, encode(maps.k), encode(maps.dense_k));
+      launch_kernel(kernel(0), launch, params, q, encode(maps.q_rope), encode(maps.k), encode(maps.dense_k));
     } else {
       launch_kernel(kernel(0), launch, params);
     }
@@ -77,7 +77,7 @@ std::unique_ptr<KernelPlan> make_mma_plan(const Problem& p, int32_t device) {
 // masks: of those that are looked up key by key.
 Coverage coverage(uint32_t masks) {
   Coverage c;
-  c[Axis::kQueries] = use::kRagged | use::kFixed;
+  c[Axis::kQueries] = use::kRagged | use::kFixed | use::kRopeApart;
   c[Axis::kQueryDtype] = use::kQF16 | use::kQBf16;
   c[Axis::kKvSource] = use::kDense | use::kPaged | use::kContiguous | use::kNewTokens | use::kSparseSlots |
                        use::kSparseDense | use::kSecondCache;

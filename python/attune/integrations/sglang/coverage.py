@@ -15,7 +15,7 @@ from sglang.srt.runtime_context import get_exec, get_parallel, get_spec
 import attune
 
 from .._coverage import Capability, named, why_not
-from .._plans import spec
+from .._plans import query_specs, spec
 from .._step import Attending
 
 _ALGORITHMS = ("NONE", "EAGLE", "EAGLE3", "STANDALONE")
@@ -171,7 +171,7 @@ def check_kernels(impl: Attending, cache: attune.KVCache | None, device: torch.d
         else:
             fields["k"] = made(rows, impl.num_kv_heads, impl.head_size, dtype=impl.dtype)
             fields["v"] = made(rows, impl.num_kv_heads, impl.head_size_v, dtype=impl.dtype)
-        reason = why_not(capability, {"q": made(rows, impl.num_heads, impl.head_size, dtype=impl.dtype), **fields})
+        reason = why_not(capability, {**query_specs(impl, rows, device), **fields})
         if reason is not None:
             eight_bit = cache is not None and cache.k.dtype in _EIGHT_BIT
             raise NotImplementedError(
@@ -190,8 +190,8 @@ def check_sparse_kernels(impl: Attending, cache: attune.KVCache, device: torch.d
 
     capability = capability_of(device)
     for rows in (2, 64):
-        call = {"q": made(rows, impl.num_heads, impl.head_size, dtype=impl.dtype), "cache": cache, "indices": made(rows, topk),
-                "topk_length": made(rows), **impl.fields}
+        call = {**query_specs(impl, rows, device), "cache": cache, "indices": made(rows, topk), "topk_length": made(rows),
+                **impl.fields}
         if (reason := why_not(capability, call)) is not None:
             raise NotImplementedError(
                 f"attune: no kernel on {named(capability)} takes num_heads={impl.num_heads}, head_dim={impl.head_size}, "

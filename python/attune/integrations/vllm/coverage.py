@@ -14,6 +14,7 @@ import attune
 
 from .. import _plans
 from .._coverage import Capability, named, why_not
+from .._latent import rope_apart
 from . import kv_cache as caches
 
 _ANY_BLOCK_SIZE = 16  # where vLLM has not chosen one yet
@@ -54,12 +55,15 @@ def refusal(capability: Capability | None, *, num_heads: int, num_kv_heads: int,
         content = caches.content_bytes(kv_cache_dtype, head_size, head_size) or 2 * head_size
         blocks = array(2, num_kv_heads, block_size, content, dtype=stored)
         fields["cache"] = caches.view(blocks, kv_cache_dtype, head_size, scales)
+    apart = rope_apart(head_size, fields.get("head_dim_v", head_size))
     if sinks:
         fields["sinks"] = spec(num_heads, dtype=dtype)
     if alibi:
         fields["alibi_slopes"] = spec(num_heads, dtype=torch.float32)
     for rows, batch in ((2, 2), (64, 2)):
-        call = {"q": spec(rows, num_heads, head_size, dtype=dtype), **fields}
+        call = {"q": spec(rows, num_heads, head_size - apart, dtype=dtype), **fields}
+        if apart:
+            call["q_rope"] = spec(rows, num_heads, apart, dtype=dtype)
         if out_dtype is not None:
             call["out"] = spec(rows, num_heads, head_size, dtype=out_dtype)
             call["out_scale"] = spec(1, dtype=torch.float32)

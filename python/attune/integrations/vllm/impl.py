@@ -43,7 +43,7 @@ class AttuneImpl(AttentionImpl[AttuneMetadata]):
         slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
         self.sinks = sinks
         self.arrays: dict[str, torch.Tensor | None] = {"alibi_slopes": slopes}
-        self.returns_lse = False
+        self.returns_lse, self.rope_apart = False, 0
         self.dtype = self.out_dtype = torch.get_default_dtype()  # of the model, which vLLM sets while it makes the layers
 
         self.fields: dict[str, Any] = {"causal": True, "softmax_scale": self.scale}

@@ -20,11 +20,11 @@ from vllm.v1.attention.backend import AttentionCGSupport, MultipleOf
 
 import attune
 
+from .._latent import queries, rope_apart
 from .._plans import Plans
 from .._step import Attending, Form, Step
 from . import coverage, kv_cache as caches
 from .backend import Validated
-from .query import joined
 from .step import Kinds
 
 _DTYPES = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"]
@@ -87,6 +87,7 @@ class AttuneMLAImpl(MLACommonImpl[AttuneMLAMetadata]):
                          attn_type, kv_sharing_target_layer_name, **mla)
         self.supports_quant_query_input = False
         self.num_kv_heads, self.head_size_v = 1, self.kv_lora_rank
+        self.rope_apart = rope_apart(head_size, self.kv_lora_rank)
         self.dtype = self.out_dtype = torch.get_default_dtype()
         self.arrays: dict[str, torch.Tensor | None] = {}
         self.fields: dict[str, Any] = {"causal": True, "softmax_scale": self.scale, "head_dim_v": self.kv_lora_rank}
@@ -118,10 +119,11 @@ class AttuneMLAImpl(MLACommonImpl[AttuneMLAMetadata]):
         [tokens, num_heads] where ranks are combined)."""
         decode = attn_metadata.decode
         assert decode is not None
-        q = joined(q)
+        q, q_rope = q if isinstance(q, tuple) else (q, None)
         out = q.new_empty(*q.shape[:-1], self.kv_lora_rank)
         outputs = {"lse": q.new_empty(q.shape[:-1], dtype=torch.float32)} if self.returns_lse else {}
-        decode.step.attend(self.forms[0], q, self.cache(layer, kv_c_and_k_pe_cache), out, **outputs)
+        decode.step.attend(self.forms[0], cache=self.cache(layer, kv_c_and_k_pe_cache), out=out, **queries(q, q_rope, self.rope_apart),
+                           **outputs)
         return out, outputs.get("lse")
 
 

@@ -20,10 +20,10 @@ from vllm.v1.attention.backends.mla import sparse_utils
 
 import attune
 
+from .._latent import queries, rope_apart
 from .._plans import Plans
 from . import coverage, kv_cache as caches
 from .backend import Validated
-from .query import joined
 from .step import Kinds
 
 _DTYPES = ["auto", "float16", "bfloat16", "fp8_ds_mla"]
@@ -44,15 +44,16 @@ class SparseStep:
     def plan(self, impl: AttuneMLASparseImpl, cache: attune.KVCache) -> attune.Plan:
         return self.plans.find_sparse(impl, cache, self.num_tokens, impl.topk)
 
-    def attend(self, impl: AttuneMLASparseImpl, q: torch.Tensor, cache: attune.KVCache, slots: torch.Tensor, out: torch.Tensor) -> None:
-        """q [rows, num_heads, head_size] of the first rows of the step; slots int32 [rows, topk]. As Step.attend."""
-        key = impl.kind, q.shape[0]
+    def attend(self, impl: AttuneMLASparseImpl, cache: attune.KVCache, slots: torch.Tensor, out: torch.Tensor,
+               **q: torch.Tensor) -> None:
+        """q, and q_rope if the layer has it apart, of the first rows of the step; slots int32 [rows, topk]. As Step.attend."""
+        key = impl.kind, out.shape[0]
         found = self.scheduled.get(key)
         if found is None:
             found = self.scheduled[key] = impl, self.plan(impl, cache)
         first, plan = found
         run = plan.run if first is impl else plan.run_scheduled
-        run(q=q, cache=cache, indices=slots, topk_length=self.topk_length[: q.shape[0]], out=out)
+        run(**q, cache=cache, indices=slots, topk_length=self.topk_length[: out.shape[0]], out=out)
 
 
 @dataclass(kw_only=True)
@@ -115,6 +116,7 @@ class AttuneMLASparseImpl(SparseMLACommonImpl[AttuneMLASparseMetadata]):
         self.topk = _TOPK if self.topk_indices_buffer is None else self.topk_indices_buffer.shape[1]
         self.supports_quant_query_input = False
         self.num_kv_heads, self.head_size_v = 1, self.kv_lora_rank
+        self.rope_apart = rope_apart(head_size, self.kv_lora_rank)
         self.dtype = self.out_dtype = torch.get_default_dtype()
         self.returns_lse, self.forms = False, [self]
         self.arrays: dict[str, torch.Tensor | None] = {}
@@ -141,10 +143,10 @@ class AttuneMLASparseImpl(SparseMLACommonImpl[AttuneMLASparseMetadata]):
         """q [tokens, num_heads, latent and rope channels], or both parts -> ([tokens, num_heads, latent channels], None)."""
         metadata, buffer = attn_metadata, self.topk_indices_buffer
         assert metadata.step is not None and buffer is not None
-        q = joined(q)
+        q, q_rope = q if isinstance(q, tuple) else (q, None)
         out = q.new_empty(*q.shape[:-1], self.kv_lora_rank)
         slots = slots_of(buffer[: len(q)], metadata.req_id_per_token[: len(q)], metadata.block_table, metadata.block_size)
-        metadata.step.attend(self, q, self.cache(layer, kv_c_and_k_pe_cache), slots, out)
+        metadata.step.attend(self, self.cache(layer, kv_c_and_k_pe_cache), slots, out, **queries(q, q_rope, self.rope_apart))
         return out, None
 
 
