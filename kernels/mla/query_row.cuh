@@ -25,7 +25,18 @@ struct QueryRow {
   __device__ __forceinline__ const char* at(int channel) const {
     return kHasRope && channel >= kLatent ? rope + 2 * (channel - kLatent) : latent + 2 * channel;
   }
-  __device__ __forceinline__ float channel(int i) const { return common::load_element(ProblemConfig::kType, at(i), 0); }
 };
+
+// One channel of a query. It holds no address between calls: where rows are recomputed registers are scarce.
+__device__ __forceinline__ float query_channel(const WorkTileParams& p, const WorkTile& t, int token, int head,
+                                               int channel) {
+  const bool is_rope = QueryRow::kHasRope && channel >= QueryRow::kLatent;
+  const char* const row = (is_rope ? p.q_rope : p.q) +
+                          2 * common::row_offset(p, t.batch, t.q_begin, token, head,
+                                                 is_rope ? p.q_rope_batch_stride : p.q_batch_stride,
+                                                 is_rope ? p.q_rope_row_stride : p.q_row_stride,
+                                                 is_rope ? p.q_rope_head_stride : p.q_head_stride);
+  return common::load_element(ProblemConfig::kType, row, is_rope ? channel - QueryRow::kLatent : channel);
+}
 
 }  // namespace attune::mla

@@ -32,7 +32,7 @@ __device__ __forceinline__ float dot_new_token(const QueryRow& query, const char
   float s = 0;
 #pragma unroll 1
   for (int d = lane; query.exists() && d < Config::kHeadDimQk; d += 32)
-    s = fmaf(query.channel(d), common::load_element(Config::kType, row, d), s);
+    s = fmaf(common::load_element(Config::kType, query.at(d), 0), common::load_element(Config::kType, row, d), s);
   return common::sum_of_lanes(s);
 }
 

@@ -61,7 +61,6 @@ class RecomputeNonfinite {
     const int token = t.token_begin + local, head = head_tile * p.heads_of_tile + row - local * p.heads_of_tile;
     const int position = t.num_keys - t.num_q + token, first = scheduler::first_visible(p, position),
               end = scheduler::end_visible(p, t.num_keys, position);
-    const QueryRow q(p, t, token, head);
     const KeyTiles key_tiles(t.num_cached, t.first_key, t.end_key);
     KeyMask key_mask;
     if constexpr (KeyMask::kAny) key_mask.start(p, t.batch, t.q_begin);
@@ -82,7 +81,7 @@ class RecomputeNonfinite {
         float s = 0;
 #pragma unroll 1
         for (int d = lane; d < Config::kHeadDimQk; d += 32)
-          s = fmaf(q.channel(d), load_channel(source, key, index, at, quantized, d), s);
+          s = fmaf(query_channel(p, t, token, head, d), load_channel(source, key, index, at, quantized, d), s);
         s = common::sum_of_lanes(s) * (p.scale * kLog2e);
         if (s == -ptx::infinity()) continue;  // P is 0, so the value does not count
         const float new_row_max = fmaxf(row_max, s), row_max_ref = finite_row_max(new_row_max);

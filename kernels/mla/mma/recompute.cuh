@@ -42,7 +42,6 @@ __device__ __forceinline__ void mma_recompute_row(const WorkTileParams& p, const
   const MmaRow r(p, shared, row);
   const int first = scheduler::first_visible(p, r.position(t)),
             end = scheduler::end_visible(p, t.num_keys, r.position(t));
-  const QueryRow q(p, t, r.token, r.head);
   float o[2] = {}, row_max = -ptx::infinity(), row_sum = 0;
 #pragma unroll 1
   for (int i = t.tile_begin; i < t.tile_end; ++i) {
@@ -57,7 +56,7 @@ __device__ __forceinline__ void mma_recompute_row(const WorkTileParams& p, const
       float s = 0;
 #pragma unroll 1
       for (int d = lane; d < ProblemConfig::kHeadDimQk; d += 32)
-        s = fmaf(q.channel(d), load_channel(source, key, index, at, quantized, d), s);
+        s = fmaf(query_channel(p, t, r.token, r.head, d), load_channel(source, key, index, at, quantized, d), s);
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
       s *= p.scale * kLog2e;
