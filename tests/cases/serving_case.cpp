@@ -246,6 +246,8 @@ Case serving_case(uint64_t seed, uint64_t index, int configurations, int64_t bud
   // outputs are fp16 beside the largest of 64 channels, which bounds of one channel do not know.
   Random data("serving data " + std::to_string(seed), index);
   if (kind != Kind::kIndexer && c.head_dim_v <= 256 && c.data == "normal" && data.chance(kSpread)) c.data = "spread";
+  const bool latent = kind == Kind::kMla || kind == Kind::kMlaSparse;
+  if (latent && !c.prologue.any() && data.chance(0.5)) c.q_rope = 64;  // the same kernels read them
   return named(std::move(c));
 }
 
