@@ -171,7 +171,8 @@ def test_one_tensor_of_pages(layout):
         k = exact(cache.k if layout == "nhd" else cache.k.transpose(1, 2)).astype(np.float64)
         keys = k[[p for p in TABLE[b] if p < 6]].reshape(-1, 2, 32)[:n][-10:].repeat(2, axis=1)
         scores = 3 * np.tanh(np.einsum("hd,khd->hk", exact(decode[b]).astype(np.float64), keys) * 0.1 / 3)
-        np.testing.assert_allclose(exact(lse)[b] * math.log2(math.e), np.log2(np.exp(scores).sum(-1)), atol=1e-4)
+        np.testing.assert_allclose(exact(lse)[b] * math.log2(math.e), np.log2(np.exp(scores).sum(-1)),
+                                   atol=1e-4 if decode.dtype == torch.float32 else 5e-3)  # of products that some CPUs add in bfloat16
     prompts = randn(9, 4, 32)
     check(attune.attention(prompts, cache=cache, seqused_kv=lengths, cu_seqlens_q=ints(0, 4, 9), causal=True),
           expect(prompts, cache=cache, seqused_kv=lengths, cu_seqlens_q=ints(0, 4, 9), causal=True))

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from vllm.config import CacheConfig, DeviceConfig, VllmConfig, set_current_vllm_config
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import mla_attention
@@ -27,7 +26,7 @@ integration.register()
 if integration.backend_name() == "CUSTOM":
     pytest.skip("this vLLM takes no new names of backends: there is no ATTUNE_MLA", allow_module_level=True)
 
-from attune.integrations.vllm import query  # noqa: E402
+from attune.integrations._latent import queries, rope_apart  # noqa: E402
 from attune.integrations.vllm.mla import AttuneMLABackend, AttuneMLAImpl  # noqa: E402
 from contract import ASKED  # noqa: E402
 from engine import BLOCK_SIZE, MAX_BLOCKS, PAD_SLOT, Engine  # noqa: E402
@@ -144,21 +143,18 @@ def test_speculative_tokens():
     engine.run({"a": 2, "b": 4, "c": 1})
 
 
-@pytest.mark.parametrize("channels, dtype, by_vllm", [((512, 64), torch.bfloat16, True), ((512, 64), torch.float16, True),
-                                                      ((512, 64), torch.float32, False), ((448, 64), torch.bfloat16, False)])
-def test_parts_of_a_query_are_joined(monkeypatch, channels, dtype, by_vllm):
-    taken = []
-    monkeypatch.setattr(query.ops, "concat_mla_q", lambda *given: taken.append([tuple(x.shape) for x in given]))
-    latent, rope = (torch.randn(16, 3, n).to(dtype).transpose(0, 1) for n in channels)
-    assert torch.equal(query.joined((latent, rope)), torch.cat([latent, rope], -1)) and not taken
-    assert query.joined(latent) is latent
-    with FakeTensorMode():  # as on a GPU
-        latent, rope = (torch.empty(16, 3, n, dtype=dtype, device="cuda").transpose(0, 1) for n in channels)
-        whole = query.joined((latent, rope))
-        assert whole.shape == (3, 16, sum(channels)) and whole.dtype == dtype and whole.is_contiguous()
-        apart = torch.empty(3, 16, 2 * channels[1], dtype=dtype, device="cuda")[..., ::2]
-        assert query.joined((latent, apart)).shape == whole.shape
-    assert taken == [[(3, 16, channels[0]), (3, 16, channels[1]), (3, 16, sum(channels))]] * by_vllm
+def test_parts_of_a_query_are_not_joined():
+    """As vLLM hands them: latent channels of a transposed product, rope channels as columns of wider rows."""
+    whole = torch.randn(3, 16, LATENT + ROPE)
+    parts = torch.randn(16, 3, LATENT).transpose(0, 1), torch.randn(3, 16, NOPE + ROPE)[..., NOPE:]
+    assert rope_apart(LATENT + ROPE, LATENT) == ROPE
+    given = queries(*parts, ROPE)
+    assert given["q"] is parts[0] and given["q_rope"] is parts[1]
+    of_whole = queries(whole, None, ROPE)
+    assert [of_whole[name].data_ptr() for name in ("q", "q_rope")] == [whole.data_ptr(), whole[..., LATENT:].data_ptr()]
+    # Other latents have no kernel of a GPU that takes them apart.
+    assert rope_apart(256 + ROPE, 256) == rope_apart(512, 512) == rope_apart(128, 128) == 0
+    assert torch.equal(queries(*parts, 0)["q"], torch.cat(parts, -1)) and queries(whole, None, 0) == {"q": whole}
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
