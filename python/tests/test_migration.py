@@ -385,3 +385,21 @@ def test_what_is_not_covered_is_refused_by_name():
     x = attune.Spec((2, 5, 4, 16), "bfloat16")
     assert attune.supported(x, x, x)
     assert attune.supported(x, x, x, capability=(7, 5)).reason == "a GPU that has compute capability 7.5; the kernels need 8.0 (Ampere) or newer"
+
+
+@everywhere
+def test_queries_of_latents_in_two_parts():
+    """FlashInfer's q_nope and q_pe, FlashAttention-3's qv and q, and those of engines."""
+    nope, pe, rows = randn(16, 2, 512).transpose(0, 1), randn(2, 16, 3 * 64)[..., 64:128], randn(6, 16, 1, 576) / 4
+    fields = {"cache": attune.KVCache(rows, page_table=ints(*TABLE)), "seqused_kv": ints(40, 17), "head_dim_v": 512, "return_lse": True}
+    whole, lse_of_whole = attune.attention(torch.cat([nope, pe], -1), **fields)
+    out, lse = attune.attention(nope, q_rope=pe, **fields)
+    assert torch.equal(out, whole) and torch.equal(lse, lse_of_whole)
+    plan = attune.Plan(nope, q_rope=pe, **fields)
+    assert torch.equal(plan.run(q=2 * nope, q_rope=pe)[0], attune.attention(2 * nope, q_rope=pe, **fields)[0])
+    with pytest.raises(attune.InvalidArgument, match="on the axis 'queries': the plan has queries: q_rope"):
+        plan.run(q=torch.cat([nope, pe], -1), q_rope=None)
+    with pytest.raises(attune.InvalidArgument, match=r"q_rope\.shape\[1\] is 15; it must be 16 \(as q\)"):
+        attune.attention(nope, q_rope=pe[:, :15], **fields)
+    with pytest.raises(attune.Error, match="q_rope"):
+        attune.attention(nope.clone().requires_grad_(), q_rope=pe, **fields)
