@@ -49,7 +49,8 @@ constexpr Larger kLarger[] = {
      R"("head_dim": [64, 32], "q_rope": 8, "seqlens_q": [5], "seqlens_kv": [9])",
      "q_rope.shape[-1] is 8; the plan was made for 16"},
     {"whole queries", R"("head_dim": [64, 32], "q_rope": 16, "seqlens_q": [5], "seqlens_kv": [9])",
-     R"("head_dim": [64, 32], "seqlens_q": [5], "seqlens_kv": [9])", "attention differs from its plan on the axis 'queries': the plan has queries: q_rope"},
+     R"("head_dim": [64, 32], "seqlens_q": [5], "seqlens_kv": [9])",
+     "attention differs from its plan on the axis 'queries': the plan has queries: q_rope"},
     {"num_heads_kv", R"("heads": [4, 2], "seqlens_q": [5], "seqlens_kv": [9])",
      R"("heads": [4, 4], "seqlens_q": [5], "seqlens_kv": [9])", "num_heads_kv is 4; the plan was made for 2"},
 };

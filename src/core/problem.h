@@ -51,8 +51,8 @@ struct Problem {
   int64_t batch = 0, total_q = 0, heads_q = 0, heads_kv = 0, group = 1, head_dim_qk = 0, head_dim_v = 0;
   int64_t max_seqlen_q = 0, max_seqlen_kv = 0;
 
-  RowView q, k, v;  // v repeats k where V aliases K
-  RowView q_rope;   // the last channels of the queries, where they are apart from those in q
+  RowView q, k, v;                    // v repeats k where V aliases K
+  RowView q_rope;                     // the last channels of the queries, where they are apart from those in q
   int64_t dim_q = 0, dim_q_rope = 0;  // channels in q and in q_rope: head_dim_qk together
   bool v_aliases_k = false;
   IntView cu_q, cu_kv, seqused;

@@ -51,8 +51,7 @@ void load_queries(const ScoreRows& rows, const Compute& compute, Scratch& scratc
       float* row = compute.tile == TileType::kF32 ? reinterpret_cast<float*>(to) : scratch.row_f32;
       const int64_t position = rows.sequence.position(query);
       prepare_q_row(p.prologue, p.q, p.dim_q, q_row, head, rows.item.sequence, position, row);
-      if (rope > 0)
-        prepare_q_row(p.prologue, p.q_rope, rope, q_row, head, rows.item.sequence, position, row + p.dim_q);
+      if (rope > 0) prepare_q_row(p.prologue, p.q_rope, rope, q_row, head, rows.item.sequence, position, row + p.dim_q);
       if (compute.tile == TileType::kBF16)
         compute.kernels->to_bf16(ATTUNE_FLOAT32, row, d, reinterpret_cast<bf16_t*>(to));
     }
