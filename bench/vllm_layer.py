@@ -96,6 +96,9 @@ class Step:
         rows = sum(case.queries)
         torch.manual_seed(0)
         self.q = torch.randn(rows, case.heads, case.d, dtype=torch.bfloat16, device=device)
+        if case.mla:  # as vLLM's layer has them: a transposed product, and columns of wider rows
+            latent = self.q[..., :LATENT].transpose(0, 1).contiguous().transpose(0, 1)
+            self.parts = latent, torch.cat([torch.randn_like(self.q[..., :NOPE]), self.q[..., LATENT:]], dim=-1)[..., NOPE:]
         self.k, self.v = (torch.randn(rows, case.heads_kv, case.d, dtype=torch.bfloat16, device=device) for _ in range(2))
         self.scale = (NOPE + ROPE if case.mla else case.d) ** -0.5
 
@@ -195,7 +198,7 @@ class Backend:
         """Every layer; -> the last one's output."""
         q, k, v = self.step.q, self.step.k, self.step.v
         if self.step.case.mla:
-            q, out = q.split([LATENT, ROPE], dim=-1), None
+            q, out = self.step.parts, None
             for layer in self.layers:
                 out, _ = layer.impl.forward_mqa(q, layer.kv_cache, metadata, layer)
             return out

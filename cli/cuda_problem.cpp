@@ -33,7 +33,7 @@ void require_simple(const cases::Case& c) {
   const bool dense = c.kv == cases::KvSource::kDense && c.seqlens_kv == c.seqlens_q && !c.shared_kv;
   const bool simple = queries && (cache || dense) && c.beam_width == 0 && c.sparse.topk == 0 && c.indexer.topk == 0 &&
                       (one || !c.prologue.any()) && static_cast<const cases::MaskSpec&>(c) == cases::MaskSpec{} &&
-                      c.bias == 0 && c.finished.empty();
+                      c.bias == 0 && c.finished.empty() && c.q_rope == 0;
   if (!simple)
     throw UserError(fmt::format("{} cannot be timed on CUDA: no large data are made for such a case", c.name));
 }

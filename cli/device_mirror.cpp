@@ -45,7 +45,8 @@ struct DeviceMirror::Gpu {
     static const std::set<std::string> names = {"q",          "k",           "v",
                                                 "out",        "q_out",       "cu_seqlens_q",
                                                 "cu_seqlens", "seqused_kv",  "cache.page_table",
-                                                "indices",    "topk_length", "weights"};
+                                                "indices",    "topk_length", "weights",
+                                                "q_rope"};
     return names.contains(name);
   }
 

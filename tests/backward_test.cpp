@@ -20,12 +20,6 @@ using cases::BackwardProblem;
 
 constexpr int kRandomBackwardCases = 150;
 
-class ThreadCount {
- public:
-  explicit ThreadCount(int32_t count) { EXPECT_ATTUNE_OK(attune_set_num_threads(count)); }
-  ~ThreadCount() { EXPECT_ATTUNE_OK(attune_set_num_threads(0)); }
-};
-
 const std::vector<cases::Case>& table() {
   static const std::vector<cases::Case> all = [] {
     std::vector<cases::Case> list = cases::backward_cases();

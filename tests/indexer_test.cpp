@@ -17,12 +17,6 @@ namespace {
 
 constexpr int kRandomIndexerCases = 150;
 
-class ThreadCount {
- public:
-  explicit ThreadCount(int32_t count) { EXPECT_ATTUNE_OK(attune_set_num_threads(count)); }
-  ~ThreadCount() { EXPECT_ATTUNE_OK(attune_set_num_threads(0)); }
-};
-
 std::vector<cases::Case> table() {
   std::vector<cases::Case> list = cases::indexer_cases();
   for (int seed = 0; seed < kRandomIndexerCases; ++seed)

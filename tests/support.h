@@ -94,6 +94,13 @@ inline void copy_elements(const attune_tensor& from, const attune_tensor& to) {
   });
 }
 
+// The library's threads while it lives.
+class ThreadCount {
+ public:
+  explicit ThreadCount(int32_t count) { EXPECT_ATTUNE_OK(attune_set_num_threads(count)); }
+  ~ThreadCount() { EXPECT_ATTUNE_OK(attune_set_num_threads(0)); }
+};
+
 // A dense int32 vector on the heap that a descriptor can point at.
 class Int32Vector {
  public:

@@ -20,12 +20,6 @@ std::vector<cases::Case> some_cases() {
   return picked;
 }
 
-class ThreadCount {
- public:
-  explicit ThreadCount(int32_t count) { EXPECT_ATTUNE_OK(attune_set_num_threads(count)); }
-  ~ThreadCount() { EXPECT_ATTUNE_OK(attune_set_num_threads(0)); }
-};
-
 TEST(Threads, RunDifferentPlansAtOnce) {
   const ThreadCount pool(2);
   const std::vector<cases::Case> picked = some_cases();

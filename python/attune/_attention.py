@@ -137,7 +137,7 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_d
             and float8 with prologue.qkv_scale.
         q_rope: the last channels of the queries apart from the others, as latent attention computes them: as q but for the last
             axis, float32, float16 or bfloat16; head_dim_qk is what both have together. On CUDA 64 channels beside 512, over latent
-            caches. Without a prologue.
+            caches. Without a prologue, and without gradients.
         k: [total_kv, num_heads_kv, head_dim_qk] or [batch, seqlen_kv, num_heads_kv, head_dim_qk].
         v: the same with head_dim_v; None: the first head_dim_v columns of k.
         cu_seqlens_q: int32 [batch + 1], the rows of each sequence in q of rank 3. None: one sequence, or with a cache one query
@@ -190,7 +190,7 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_d
         arguments = _arguments(q, k, v, fields, out_dtype, return_lse, return_max_logits)
         return finish(_core.attention(arguments, workspace, stream), q)
     except Exception:
-        for name, value in (("q", q), ("k", k), ("v", v)):
+        for name, value in (("q", q), ("k", k), ("v", v), ("q_rope", fields.get("q_rope"))):
             if getattr(value, "is_nested", False) is True:
                 raise Unsupported(f"{name} is a nested tensor; cu_seqlens_q and cu_seqlens_kv are for ragged sequences") from None
         raise
@@ -203,8 +203,8 @@ class Plan(_core.Plan):
         plan.run()                             # on the same arrays, whose contents may have changed
         plan.run(q=q2, cache=layer2, out=out2) # on other arrays of the same kind
 
-    Takes the arguments of `attention`; their shapes are the most that later runs may use, and dtypes, heads and features stay. q and
-    out of a run may have heads and channels as one axis, [..., num_heads * head_dim], as models have them.
+    Takes the arguments of `attention`; their shapes are the most that later runs may use, and dtypes, heads and features stay. q, q_rope
+    and out of a run may have heads and channels as one axis, [..., num_heads * head_dim], as models have them.
     Data may be absent (`Spec`); where all are, on CUDA, the workspace is torch's or cupy's, whichever is imported. Outputs that are not
     given are allocated once, belong to the plan and are overwritten by the next run. `run(**changes)` takes other arguments for one run
     and returns the outputs, as `attention` does; `schedule` and `run_scheduled` are its halves: one schedule (or run) serves every

@@ -103,6 +103,7 @@ Plan::Plan(nb::dict arguments, nb::object workspace) : arguments_(nb::steal<nb::
   const attune_attention attention = read_attention(values_, &arrays);
   device_ = arrays.device();
   q_ = attention.q;
+  q_rope_ = attention.q_rope;
   out_ = attention.out;
   attune_plan* plan = nullptr;
   attune_status status;
@@ -131,6 +132,7 @@ nb::object Plan::call(RunFunction run, nb::kwargs changes) {
   Arrays arrays;
   attune_attention attention = read_attention(values, &arrays);
   split_heads(&attention.q, q_);
+  split_heads(&attention.q_rope, q_rope_);
   split_heads(&attention.out, out_);
   if (arrays.device().type != device_.type || arrays.device().index != device_.index)
     invalid_argument("the arrays are on another device than the plan");

@@ -57,7 +57,7 @@ class Plan {
   nb::dict arguments_;  // owns what values_ borrows
   Values values_;
   attune_device device_{};
-  attune_tensor q_, out_;  // as planned
+  attune_tensor q_, q_rope_, out_;  // as planned
   PlanHandle plan_;
   Workspace workspace_;
   bool running_ = false;

@@ -401,5 +401,7 @@ def test_queries_of_latents_in_two_parts():
         plan.run(q=torch.cat([nope, pe], -1), q_rope=None)
     with pytest.raises(attune.InvalidArgument, match=r"q_rope\.shape\[1\] is 15; it must be 16 \(as q\)"):
         attune.attention(nope, q_rope=pe[:, :15], **fields)
-    with pytest.raises(attune.Error, match="q_rope"):
-        attune.attention(nope.clone().requires_grad_(), q_rope=pe, **fields)
+    assert torch.equal(plan.run(q=nope.reshape(2, -1), q_rope=pe.reshape(2, -1))[0], out)
+    for parts in ((nope.clone().requires_grad_(), pe), (nope, pe.clone().requires_grad_())):
+        with pytest.raises(attune.InvalidArgument, match="q_rope (is given, and gradients are wanted|requires grad)"):
+            attune.attention(parts[0], q_rope=parts[1], **fields)

@@ -37,6 +37,8 @@ def attention(arguments: dict[str, Any], out_dtype: Any, return_lse: bool, retur
     """`attention` with gradients. arguments: those that are not None."""
     if not torch.compiler.is_compiling():
         _refuse_transforms(arguments)
+    if "q_rope" in arguments:
+        raise InvalidArgument("q_rope is given, and gradients are wanted: queries in two parts have no backward; join them by torch.cat")
     for name, value in arguments.items():
         if name in _INPUTS or name in VALUES:
             if name in _INPUTS and not isinstance(value, torch.Tensor):

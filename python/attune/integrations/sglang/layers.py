@@ -9,7 +9,6 @@ import torch
 
 import attune
 
-from .._latent import queries, rope_apart
 from . import coverage
 
 
@@ -24,7 +23,7 @@ class Layer:
         self.num_kv_heads: int = layer.tp_k_head_num
         self.head_size: int = layer.qk_head_dim
         self.head_size_v: int = layer.v_head_dim
-        self.rope_apart = 0
+        self.rope_apart = 0  # SGLang's models join them for backends that it does not name itself
         self.width = self.num_heads * self.head_size_v
         self.dtype = dtype
         self.fields: dict[str, Any] = {"causal": True, "softmax_scale": float(layer.scaling)}
@@ -74,17 +73,10 @@ class LatentLayer(Layer):
         super().__init__(layer, pool, page_size, dtype, False)
         coverage.check_latent_scale(layer, pool)
         self.fields["head_dim_v"] = self.head_size_v
-        self.rope_apart = rope_apart(self.head_size, self.head_size_v)
         self.kind = self._kind()
 
     def _views(self, k: torch.Tensor, v: torch.Tensor) -> attune.KVCache:
         return attune.KVCache(pages(k, self._page_size))
-
-    def queries(self, q: torch.Tensor, q_rope: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """q [tokens, num_heads * channels], whole or beside q_rope -> q and q_rope of attune.attention."""
-        rows = len(q)
-        return queries(q.view(rows, self.num_heads, -1), None if q_rope is None else q_rope.view(rows, self.num_heads, -1),
-                       self.rope_apart)
 
 
 def pages(slots: torch.Tensor, page_size: int) -> torch.Tensor:

@@ -24,16 +24,16 @@ class AttuneMLABackend(AttuneBackend):
         metadata = self.forward_metadata
         assert metadata is not None
         step = metadata.step
+        if q_rope is not None:
+            q = torch.cat([q.view(len(q), ours.num_heads, -1), q_rope.view(len(q), ours.num_heads, -1)], dim=-1)
         if k_rope is not None:
             k = torch.cat([k.view(len(k), 1, -1), k_rope.view(len(k), 1, -1)], dim=-1)
         out, q, written = arrange(forward_batch, q, ours, metadata)
         if isinstance(ours, LatentLayer):
             if save_kv_cache and k is not None:
                 self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc.for_batch(forward_batch), k, v)
-            step.attend(ours, cache=ours.cache(), out=written, **ours.queries(q, None if q_rope is None else q_rope[: len(q)]))
+            step.attend(ours, q, ours.cache(), written)
             return out
-        if q_rope is not None:
-            q = torch.cat([q.view(len(q), ours.num_heads, -1), q_rope[: len(q)].view(len(q), ours.num_heads, -1)], dim=-1)
         if forward_batch.mha_return_lse or save_kv_cache:
             coverage.refuse("chunked prefix cache" if forward_batch.mha_return_lse else "save_kv_cache", True, "flashinfer")
         step.attend_new(ours, q, k[: len(q)], v[: len(q)], written)

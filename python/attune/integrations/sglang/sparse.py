@@ -86,10 +86,12 @@ class AttuneDSABackend(dsa_backend.DeepseekSparseAttnBackend):
             if k_rope is None:
                 k, k_rope = k[..., : self.kv_lora_rank], k[..., self.kv_lora_rank :]
             self.token_to_kv_pool.set_mla_kv_buffer(layer, KVWriteLoc.for_batch(forward_batch), k, k_rope)
+        if q_rope is not None:
+            q = torch.cat([q.view(len(q), ours.num_heads, -1), q_rope.view(len(q), ours.num_heads, -1)], dim=-1)
         slots, lengths = self._slots(topk_indices, len(q), forward_batch)
         out = forward_batch._attn_output
         out = q.new_empty(len(q), ours.width) if out is None or out.dtype != q.dtype else out.view(-1, ours.width)
-        self._attend(ours, slots, lengths, out, ours.queries(q, q_rope))
+        self._attend(ours, q, slots, lengths, out)
         return out
 
     forward_decode = forward_extend
@@ -110,17 +112,16 @@ class AttuneDSABackend(dsa_backend.DeepseekSparseAttnBackend):
             lengths = torch.nn.functional.pad(lengths, (0, rows - len(lengths)))
         return self._pad_topk_indices(slots.to(torch.int32), rows), lengths[:rows]
 
-    def _attend(self, ours: SparseLayer, slots: torch.Tensor, lengths: torch.Tensor, out: torch.Tensor, q: dict[str, torch.Tensor]) -> None:
+    def _attend(self, ours: SparseLayer, q: torch.Tensor, slots: torch.Tensor, lengths: torch.Tensor, out: torch.Tensor) -> None:
         """As Step.attend: the first layer of a kind makes the schedule, the others use it."""
         if self._step.metadata is not self.forward_metadata:
             self._step = SparseStep(self.forward_metadata)
-        cache, rows = ours.cache(), len(out)
-        key = ours.kind, rows
+        cache, key = ours.cache(), (ours.kind, len(q))
         found = self._step.scheduled.get(key)
         if found is None:
-            found = self._step.scheduled[key] = ours, self._plans.find_sparse(ours, cache, rows, slots.shape[1])
+            found = self._step.scheduled[key] = ours, self._plans.find_sparse(ours, cache, len(q), slots.shape[1])
         first, plan = found
-        (plan.run if first is ours else plan.run_scheduled)(**q, cache=cache, indices=slots, topk_length=lengths, out=out)
+        (plan.run if first is ours else plan.run_scheduled)(q=q, cache=cache, indices=slots, topk_length=lengths, out=out)
 
     def _find(self, layer: Any) -> SparseLayer:
         found = self._layers.get(layer)

@@ -87,7 +87,7 @@ class AttuneMLAImpl(MLACommonImpl[AttuneMLAMetadata]):
                          attn_type, kv_sharing_target_layer_name, **mla)
         self.supports_quant_query_input = False
         self.num_kv_heads, self.head_size_v = 1, self.kv_lora_rank
-        self.rope_apart = rope_apart(head_size, self.kv_lora_rank)
+        self.rope_apart = rope_apart(head_size, self.kv_lora_rank, self.qk_nope_head_dim)
         self.dtype = self.out_dtype = torch.get_default_dtype()
         self.arrays: dict[str, torch.Tensor | None] = {}
         self.fields: dict[str, Any] = {"causal": True, "softmax_scale": self.scale, "head_dim_v": self.kv_lora_rank}
@@ -95,6 +95,7 @@ class AttuneMLAImpl(MLACommonImpl[AttuneMLAMetadata]):
         self.returns_lse = self.need_to_return_lse_for_decode
         self.forms: list[Attending] = [self]
         if self.dcp_world_size > 1:
+            self.rope_apart = 0  # rows come whole, gathered from all ranks
             self.forms = [Form.of(self, num_heads=num_heads * self.dcp_world_size)]
         refused = coverage.refusal(coverage.engine_capability(), num_heads=self.forms[0].num_heads, num_kv_heads=1, head_size=head_size,
                                    dtype=self.dtype, kv_cache_dtype=kv_cache_dtype, block_size=None, returns_lse=self.returns_lse,

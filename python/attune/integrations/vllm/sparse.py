@@ -116,7 +116,7 @@ class AttuneMLASparseImpl(SparseMLACommonImpl[AttuneMLASparseMetadata]):
         self.topk = _TOPK if self.topk_indices_buffer is None else self.topk_indices_buffer.shape[1]
         self.supports_quant_query_input = False
         self.num_kv_heads, self.head_size_v = 1, self.kv_lora_rank
-        self.rope_apart = rope_apart(head_size, self.kv_lora_rank)
+        self.rope_apart = rope_apart(head_size, self.kv_lora_rank, self.qk_nope_head_dim)
         self.dtype = self.out_dtype = torch.get_default_dtype()
         self.returns_lse, self.forms = False, [self]
         self.arrays: dict[str, torch.Tensor | None] = {}
