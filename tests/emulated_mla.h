@@ -74,6 +74,33 @@ class EmulatedMla : public tests::Emulated {
   static void check(const cases::Row& common, std::initializer_list<const char*> rest, int layers = 1) {
     for (const char* more : rest) EXPECT_EQ(run(tests::make_case(common.with(more)), layers), "") << more;
   }
+  // Cases whose queries have their rope channels apart, by each form of the kernels. check(common, rest).
+  template <class Check>
+  static void with_rope_channels_apart(const Check& check) {
+    using Rest = std::initializer_list<const char*>;
+    const auto check_each = [&](std::string_view common, Rest rest) { check(common, rest); };
+    check_each(
+        R"("head_dim": [576, 512], "q_rope": 64, "causal": true, "max_logits": true)",
+        {R"("kv": "paged", "heads": [16, 1], "shared_kv": true, "seqlens_q": [1, 1, 1], "seqlens_kv": [65, 0, 200])",
+         R"("kv": "paged", "heads": [12, 1], "shared_kv": true, "seqlens_q": [3, 2], "seqlens_kv": [70, 4],
+              "new_tokens": true, "strides": "transposed")",
+         R"("kv": "paged", "heads": [64, 1], "shared_kv": true, "queries": "fixed", "seqlens_q": 3, "seqlens_kv": [70, 9],
+              "strides": "transposed", "plant": "nan_k")",
+         R"("kv": "paged", "heads": [128, 1], "shared_kv": true, "cache": {"page_size": 3}, "seqlens_q": [2, 1],
+              "seqlens_kv": [65, 130])",
+         R"("kv": "dense", "heads": [20, 1], "shared_kv": true, "seqlens_q": [9, 70], "seqlens_kv": [100, 70],
+              "dtype": "f16")",
+         R"("kv": "paged", "heads": [32, 1], "cache": {"format": "mla_656"}, "seqlens_q": [2, 1], "seqlens_kv": [65, 130],
+              "new_tokens": true, "strides": "transposed")",
+         R"("kv": "paged", "heads": [64, 1], "cache": {"format": "mla_656"}, "seqlens_q": [4, 3], "seqlens_kv": [70, 4],
+              "plant": "nan_k")"});
+    check_each(
+        R"("kv": "slots", "head_dim": [576, 512], "q_rope": 64, "seqlens_q": [2, 1, 4], "max_logits": true)",
+        {R"("heads": [16, 1], "shared_kv": true, "sparse": {"topk": 70}, "strides": "transposed")",
+         R"("heads": [128, 1], "shared_kv": true, "sparse": {"topk": 200, "topk_length": "token"})",
+         R"("heads": [128, 1], "cache": {"format": "mla_656"}, "sparse": {"topk": 140}, "queries": "fixed", "seqlens_q": 3,
+              "strides": "transposed")"});
+  }
   // Cases that the swap-AB kernel takes.
   static void check_swap_ab(std::string_view common, std::initializer_list<const char*> rest) {
     for (const char* more : rest) {
