@@ -202,7 +202,7 @@ TEST(CudaDecodeConfig, CoversEveryCaseWithAPlainCache) {
       continue;
     cases::Problem problem(spec);
     const Problem p = make_problem(problem.host(), Data::kRequired);
-    if (p.sparse || p.prologue.power_of_two_scales) continue;
+    if (p.sparse || p.prologue.power_of_two_scales || p.q_rope) continue;
     EXPECT_EQ(decode_kernel().coverage.difference(traits_of(p, problem.host())), "") << spec.name;
     EXPECT_EQ(decode::refusal(p), "") << spec.name;
     ++covered_cases;

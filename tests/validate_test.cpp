@@ -45,7 +45,7 @@ void expect_refused(const Problem& problem, const attune_attention& a, const std
 std::string short_of(const std::string& name) { return name.substr(name.rfind('.') + 1); }
 
 // By the number of a case: each test is a process of its own, and all of them would read the table to name this one.
-constexpr size_t kNumCases = 28;
+constexpr size_t kNumCases = 29;
 class WrongTensor : public testing::TestWithParam<size_t> {
  protected:
   static const cases::Case& spec() { return every_tensor_cases().at(GetParam()); }
