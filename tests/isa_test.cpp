@@ -87,6 +87,21 @@ INSTANTIATE_TEST_SUITE_P(Built, InstructionSet, testing::Range(0, static_cast<in
                            return name;
                          });
 
+#if defined(__linux__) && defined(__x86_64__)
+// A table that is asked for by name has all that it can; the machine's own choice leaves out what is slow there.
+TEST(InstructionSets, TakeBf16ProductsWhereTheyAreFast) {
+  std::ifstream file("/proc/cpuinfo");
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  ASSERT_NE(text.find("vendor_id"), std::string::npos);
+  const cpu::KernelTable& own = cpu::kernels();
+  EXPECT_EQ(own.fast_bf16, own.native_bf16 && text.find("GenuineIntel") == std::string::npos) << own.isa;
+  ASSERT_TRUE(cpu::force_isa(own.isa));
+  EXPECT_EQ(cpu::kernels().fast_bf16, own.native_bf16);
+  cpu::force_isa(nullptr);
+  EXPECT_EQ(&cpu::kernels(), &own);
+}
+#endif
+
 // What a machine runs is a part of what was built, in the same order, and the baseline runs everywhere.
 TEST(InstructionSets, OfThisMachineAreThoseBuiltThatItRuns) {
   std::vector<std::string> expected;

@@ -30,11 +30,15 @@ bool kv_is_bf16_exact(const Problem& p) {
   return dense_ok && cache_ok(p.cache) && cache_ok(p.extra_cache);
 }
 
+// Codes of a cache become bf16 in fewer instructions than fp32.
+bool has_codes(const Problem& p) { return p.cache.one_factor && is_8bit(p.cache.k.dtype); }
+
 Compute choose_compute(const Problem& p) {
   Compute c;
   c.kernels = &kernels();
   const bool exact = kv_is_bf16_exact(p);
-  if (c.kernels->native_bf16 && p.q.dtype == ATTUNE_BFLOAT16 && exact) c.tile = TileType::kBF16;
+  const bool worth_it = c.kernels->fast_bf16 || (c.kernels->native_bf16 && has_codes(p));
+  if (worth_it && p.q.dtype == ATTUNE_BFLOAT16 && exact) c.tile = TileType::kBF16;
   // Staged rows are bf16 where that loses nothing, even if the arithmetic is fp32: half of the bytes.
   const bool decoded = (p.cache && !p.cache.one_factor) || (p.extra_cache && !p.extra_cache.one_factor);
   const bool lossless = exact && !decoded && !(p.k && p.prologue.any);

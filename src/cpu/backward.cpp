@@ -93,7 +93,7 @@ int64_t work_of(const Problem& p, const Sequence& s, int64_t b) {
 bool takes_bf16(const BackwardProblem& p) {
   const Problem& f = p.forward;
   const int32_t dtypes[] = {f.q.dtype, f.k.dtype, f.v.dtype, p.dout.dtype};
-  return kernels().native_bf16 &&
+  return kernels().fast_bf16 &&
          std::all_of(std::begin(dtypes), std::end(dtypes), [](int32_t dtype) { return dtype == ATTUNE_BFLOAT16; });
 }
 

@@ -24,7 +24,8 @@ struct Registry {
   KernelTable tables[kMaxTables];
   const char* names[kMaxTables];
   int count = 0;
-  const KernelTable* preferred = nullptr;
+  KernelTable by_default;  // the best one; its bf16 products only where they are fast, which a table by name does not ask
+  const KernelTable* preferred = &by_default;
 
   Registry() {
     int num_targets = 0;
@@ -39,7 +40,8 @@ struct Registry {
       }
       add(*targets[i].table, hwy::TargetName(targets[i].target), runs_here);
     }
-    preferred = &tables[0];
+    by_default = tables[0];
+    by_default.fast_bf16 = by_default.fast_bf16 && has_fast_bf16();
     if (const char* wanted = std::getenv("ATTUNE_CPU_ISA"); wanted != nullptr && *wanted != '\0') {
       if (const KernelTable* table = find(wanted)) {
         preferred = table;

@@ -61,7 +61,8 @@ struct RowsAhead {
 
 struct KernelTable {
   const char* isa;   // e.g. "AVX3+AVX512BF16"
-  bool native_bf16;  // bf16 tiles run faster than fp32 ones here
+  bool native_bf16;  // there are bf16 tiles, which 8-bit codes become at once
+  bool fast_bf16;    // and their products take less time than those of fp32 tiles
 
   // --- Rows of a source to rows of a tile. n contiguous elements at src to dst; src dtype float32, float16, bfloat16,
   // e4m3, e5m2 or int8 (codes, no scale). NaN codes give NaN. to_bf16 rounds to nearest even (NaN stays NaN).

@@ -21,6 +21,7 @@ extern const KernelTable kTable;
 const KernelTable kTable = {
     .isa = nullptr,  // named by kernels.cpp
     .native_bf16 = false,
+    .fast_bf16 = false,
     .to_f32 = to_f32,
     .to_bf16 = to_bf16,
     .pack_k_f32 = pack_k_f32,

@@ -32,5 +32,7 @@ const TargetTable* target_tables(int* count);
 // Replaces entries of the AVX3 table by versions that use AVX512-BF16 and VBMI. Where this machine lacks them it
 // returns false and replaces nothing.
 bool use_avx512bf16(KernelTable* table);
+// Whether this machine's bf16 products take less time than those of fp32.
+bool has_fast_bf16();
 
 }  // namespace attune::cpu
