@@ -42,6 +42,8 @@ TABLES = [
           {CUDNN: 3, FLASH: 4, "memory-efficient (PyTorch)": 5}, note="backward"),
     *[Table("zen5.md", f"Side by side, {isa}", "case", "ms", 1, {f"PyTorch on the CPU, {isa}": 2}, note=f"two cores, {isa}")
       for isa in ("AVX-512", "AVX2")],
+    Table("emerald-rapids.md", "Side by side, Intel", "case", "ms", 1,
+          {"PyTorch on Intel": 2, "onnxruntime on Intel": 3, "OpenVINO on Intel": 4}, note="two cores, AVX-512"),
     Table("zen5.md", "Busy machine", "case, AVX-512", "ms", 1, {"onnxruntime": 3, "OpenVINO": 4}, note="two busy cores, AVX-512"),
 ]
 
@@ -148,8 +150,9 @@ def page():
         "<!-- Made by bench/benchmarks_page.py from bench/results; do not edit. -->",
         "",
         "Every case in which another library was timed beside Attune, on the same machine in the same session. The results, with shapes,",
-        "commits and commands: [bench/results/h200.md](../bench/results/h200.md), [bench/results/zen5.md](../bench/results/zen5.md); a",
-        "selection: [speed.md](speed.md). `python3 bench/benchmarks_page.py` makes this page of them, and a test fails where it is not theirs.",
+        "commits and commands: [bench/results/h200.md](../bench/results/h200.md), [bench/results/zen5.md](../bench/results/zen5.md),",
+        "[bench/results/emerald-rapids.md](../bench/results/emerald-rapids.md); a selection: [speed.md](speed.md).",
+        "`python3 bench/benchmarks_page.py` makes this page of them, and a test fails where it is not theirs.",
         "",
         f"\"Times as fast\" is above 1 where Attune is faster. From {1 - EQUAL:.2f} to {1 + EQUAL:.2f} counts as the same: clocks move that much.",
         "Prompts are timed by `run_scheduled()`, as all layers of a step but the first one run. Calls of side_by_side.py are no graphs: one",
