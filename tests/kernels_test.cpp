@@ -2,6 +2,7 @@
 // Every function of every kernel table that this machine runs, against double loops. What may not be read is poisoned
 // with NaN, what may not be written is guarded; buffers end where their contents do, so that ASan sees the rest.
 #include "cpu/kernels.h"
+#include "core/dtype.h"
 
 #include <gtest/gtest.h>
 
@@ -22,6 +23,7 @@ constexpr double kUnit = 0x1p-24;  // unit roundoff of fp32
 
 uint32_t bits(float x) { return std::bit_cast<uint32_t>(x); }
 float widen(bf16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
+float widen(f16_t x) { return load_as_float(ATTUNE_FLOAT16, &x); }
 float widen(float x) { return x; }
 
 bf16_t narrow(float x) {
@@ -34,6 +36,8 @@ template <typename T>
 T make(float x) {
   if constexpr (std::is_same_v<T, float>) {
     return x;
+  } else if constexpr (std::is_same_v<T, f16_t>) {
+    return {float_to_half(x)};
   } else {
     return narrow(x);
   }
@@ -344,6 +348,7 @@ TEST_P(Kernels, QkRows) {
       for (int d : kSizes) {
         check_qk<float, float>(rng, m, n, d, k.qk_rows_f32);
         check_qk<float, bf16_t>(rng, m, n, d, k.qk_rows_mixed);
+        check_qk<float, f16_t>(rng, m, n, d, k.qk_rows_f16);
         check_qk<bf16_t, bf16_t>(rng, m, n, d, k.qk_rows_bf16);
       }
     }
@@ -384,6 +389,7 @@ TEST_P(Kernels, PvRows) {
       for (int dv : kSizes) {
         check_pv<float, float>(rng, m, n, dv, k.pv_rows_f32);
         check_pv<float, bf16_t>(rng, m, n, dv, k.pv_rows_mixed);
+        check_pv<float, f16_t>(rng, m, n, dv, k.pv_rows_f16);
         check_pv<bf16_t, bf16_t>(rng, m, n, dv, k.pv_rows_bf16);
       }
     }

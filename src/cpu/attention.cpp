@@ -33,6 +33,14 @@ bool kv_is_bf16_exact(const Problem& p) {
 // Codes of a cache become bf16 in fewer instructions than fp32.
 bool has_codes(const Problem& p) { return p.cache.one_factor && is_8bit(p.cache.k.dtype); }
 
+bool all_rows_are_f16(const Problem& p) {
+  const auto cache_is = [](const KvCache& c) {
+    return !c || (c.one_factor && c.k.dtype == ATTUNE_FLOAT16 && c.v.dtype == ATTUNE_FLOAT16);
+  };
+  const bool dense_is = !p.k || (!p.prologue.any && p.k.dtype == ATTUNE_FLOAT16 && p.v.dtype == ATTUNE_FLOAT16);
+  return dense_is && cache_is(p.cache) && cache_is(p.extra_cache);
+}
+
 Compute choose_compute(const Problem& p) {
   Compute c;
   c.kernels = &kernels();
@@ -43,6 +51,7 @@ Compute choose_compute(const Problem& p) {
   const bool decoded = (p.cache && !p.cache.one_factor) || (p.extra_cache && !p.extra_cache.one_factor);
   const bool lossless = exact && !decoded && !(p.k && p.prologue.any);
   c.decode_rows = c.tile == TileType::kBF16 || lossless ? TileType::kBF16 : TileType::kF32;
+  if (c.decode_rows == TileType::kF32 && all_rows_are_f16(p)) c.decode_rows = TileType::kF16;  // in place
   return c;
 }
 

@@ -72,6 +72,8 @@ void row_scores(const Problem& p, const Compute& compute, const void* const* k, 
     kt.qk_rows_bf16(m, n, d, static_cast<const bf16_t*>(scratch.q), ld_q, k_bf16, s, kMaxTileN);
   } else if (compute.decode_rows == TileType::kBF16) {
     kt.qk_rows_mixed(m, n, d, q_f32, ld_q, k_bf16, s, kMaxTileN);
+  } else if (compute.decode_rows == TileType::kF16) {
+    kt.qk_rows_f16(m, n, d, q_f32, ld_q, reinterpret_cast<const f16_t* const*>(k), s, kMaxTileN);
   } else {
     kt.qk_rows_f32(m, n, d, q_f32, ld_q, reinterpret_cast<const float* const*>(k), s, kMaxTileN);
   }
@@ -88,6 +90,8 @@ void row_sums(const Problem& p, const Compute& compute, const void* const* v, in
     kt.pv_rows_bf16(m, n, dv, static_cast<const bf16_t*>(weights) + j, kMaxTileN, v_bf16, scratch.o, ld_o);
   } else if (compute.decode_rows == TileType::kBF16) {
     kt.pv_rows_mixed(m, n, dv, p_f32, kMaxTileN, v_bf16, scratch.o, ld_o);
+  } else if (compute.decode_rows == TileType::kF16) {
+    kt.pv_rows_f16(m, n, dv, p_f32, kMaxTileN, reinterpret_cast<const f16_t* const*>(v), scratch.o, ld_o);
   } else {
     kt.pv_rows_f32(m, n, dv, p_f32, kMaxTileN, reinterpret_cast<const float* const*>(v), scratch.o, ld_o);
   }

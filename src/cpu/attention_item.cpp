@@ -17,6 +17,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 // Element i of row j of V.
 float v_element(TileType row_type, const KvTile& tile, int j, int64_t i) {
   if (tile.codes != ATTUNE_DTYPE_NONE) return load_as_float(tile.codes, static_cast<const uint8_t*>(tile.v[j]) + i);
+  if (row_type == TileType::kF16) return load_as_float(ATTUNE_FLOAT16, static_cast<const f16_t*>(tile.v[j]) + i);
   return row_type == TileType::kBF16 ? bf16_to_float(static_cast<const bf16_t*>(tile.v[j])[i])
                                      : static_cast<const float*>(tile.v[j])[i];
 }
@@ -26,6 +27,11 @@ bool v_row_nonfinite(const Problem& p, const Compute& compute, TileType row_type
     bf16_t row[kMaxHeadDim];
     compute.kernels->to_bf16(tile.codes, tile.v[j], p.head_dim_v, row);
     return compute.kernels->any_nonfinite_bf16(row, p.head_dim_v);
+  }
+  if (row_type == TileType::kF16) {
+    float row[kMaxHeadDim];
+    compute.kernels->to_f32(ATTUNE_FLOAT16, tile.v[j], p.head_dim_v, row);
+    return compute.kernels->any_nonfinite_f32(row, p.head_dim_v);
   }
   return row_type == TileType::kBF16
              ? compute.kernels->any_nonfinite_bf16(static_cast<const bf16_t*>(tile.v[j]), p.head_dim_v)

@@ -11,9 +11,13 @@
 namespace attune::cpu {
 
 using bf16_t = uint16_t;  // bits of a bfloat16
+struct f16_t {
+  uint16_t bits;
+};
 
-// Element type of tiles in scratch memory. bf16 tiles are only used where KernelTable::native_bf16 is true.
-enum class TileType : uint8_t { kF32, kBF16 };
+// Element type of tiles in scratch memory, and of the rows that decode reads, which alone may be kF16. bf16 tiles are
+// only used where KernelTable::native_bf16 is true.
+enum class TileType : uint8_t { kF32, kBF16, kF16 };
 
 // One pass of the online softmax over a tile of scores, in base 2: p = exp2(s * scale2 - m).
 struct SoftmaxTile {
@@ -91,10 +95,12 @@ struct KernelTable {
   void (*qk_rows_f32)(int m, int n, int d, const float* q, int ldq, const float* const* rows, float* s, int lds);
   void (*qk_rows_mixed)(int m, int n, int d, const float* q, int ldq, const bf16_t* const* rows, float* s,
                         int lds);  // fp32 q, bf16 rows
+  void (*qk_rows_f16)(int m, int n, int d, const float* q, int ldq, const f16_t* const* rows, float* s, int lds);
   void (*qk_rows_bf16)(int m, int n, int d, const bf16_t* q, int ldq, const bf16_t* const* rows, float* s, int lds);
   // o[i][c] += sum_j p[i][j] * rows[j][c]. The order of the sum over j is fixed and does not depend on m.
   void (*pv_rows_f32)(int m, int n, int dv, const float* p, int ldp, const float* const* rows, float* o, int ldo);
   void (*pv_rows_mixed)(int m, int n, int dv, const float* p, int ldp, const bf16_t* const* rows, float* o, int ldo);
+  void (*pv_rows_f16)(int m, int n, int dv, const float* p, int ldp, const f16_t* const* rows, float* o, int ldo);
   void (*pv_rows_bf16)(int m, int n, int dv, const bf16_t* p, int ldp, const bf16_t* const* rows, float* o, int ldo);
   // The same on rows of codes (e4m3, e5m2, int8), with the bits that to_bf16 and the bf16 functions give. d and dv at
   // most 1024.

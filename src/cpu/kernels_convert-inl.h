@@ -56,6 +56,8 @@ struct FromF16 {
 #endif
   }
 };
+HWY_INLINE VF load(const f16_t* p) { return FromF16::decode(hn::LoadU(DU16(), &p->bits)); }
+HWY_INLINE VF load(const f16_t* p, int n) { return FromF16::decode(load_first(DU16(), &p->bits, n)); }
 
 struct FromBF16 {
   using Source = uint16_t;

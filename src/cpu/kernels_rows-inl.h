@@ -141,6 +141,9 @@ void qk_rows_f32(int m, int n, int d, const float* q, int ldq, const float* cons
 void qk_rows_mixed(int m, int n, int d, const float* q, int ldq, const bf16_t* const* rows, float* s, int lds) {
   qk_rows(m, n, d, q, ldq, rows, s, lds);
 }
+void qk_rows_f16(int m, int n, int d, const float* q, int ldq, const f16_t* const* rows, float* s, int lds) {
+  qk_rows(m, n, d, q, ldq, rows, s, lds);
+}
 void qk_rows_bf16(int m, int n, int d, const bf16_t* q, int ldq, const bf16_t* const* rows, float* s, int lds) {
   qk_rows(m, n, d, q, ldq, rows, s, lds);
 }
@@ -230,6 +233,9 @@ void pv_rows_f32(int m, int n, int dv, const float* p, int ldp, const float* con
   pv_rows(m, n, dv, p, ldp, rows, o, ldo);
 }
 void pv_rows_mixed(int m, int n, int dv, const float* p, int ldp, const bf16_t* const* rows, float* o, int ldo) {
+  pv_rows(m, n, dv, p, ldp, rows, o, ldo);
+}
+void pv_rows_f16(int m, int n, int dv, const float* p, int ldp, const f16_t* const* rows, float* o, int ldo) {
   pv_rows(m, n, dv, p, ldp, rows, o, ldo);
 }
 void pv_rows_bf16(int m, int n, int dv, const bf16_t* p, int ldp, const bf16_t* const* rows, float* o, int ldo) {

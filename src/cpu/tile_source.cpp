@@ -10,8 +10,10 @@
 namespace attune::cpu {
 namespace {
 
-int64_t row_type_size(TileType t) { return t == TileType::kBF16 ? 2 : 4; }
-int32_t row_type_dtype(TileType t) { return t == TileType::kBF16 ? ATTUNE_BFLOAT16 : ATTUNE_FLOAT32; }
+int64_t row_type_size(TileType t) { return t == TileType::kF32 ? 4 : 2; }
+int32_t row_type_dtype(TileType t) {
+  return t == TileType::kF32 ? ATTUNE_FLOAT32 : t == TileType::kBF16 ? ATTUNE_BFLOAT16 : ATTUNE_FLOAT16;
+}
 
 }  // namespace
 
