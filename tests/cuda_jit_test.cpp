@@ -325,9 +325,7 @@ TEST_F(CudaCompile, ErrorsOfTheSourceAreShown) {
   EXPECT_THAT(message, HasSubstr("\"undeclared\" is undefined"));
 }
 
-// Of those that the bundle does not hold. Not under AddressSanitizer: the minute is NVRTC's, of which a sanitizer sees
-// nothing, and other tests compile by it.
-#ifndef __SANITIZE_ADDRESS__
+// Of those that the bundle does not hold.
 TEST_F(CudaCompile, EveryKernelOfTheTestsCompiles) {
   const Defines defines = {{"A", "2"}, {"ROWS", "8"}, {"COLUMNS", "32"}, {"KEYS", "64"}, {"CHANNELS", "64"}};
   size_t compiled_count = 0;
@@ -342,7 +340,6 @@ TEST_F(CudaCompile, EveryKernelOfTheTestsCompiles) {
   }
   EXPECT_GE(compiled_count, 8u);
 }
-#endif
 
 TEST(CudaNvrtc, AbsentOrTooNewIsOneSentence) {
   std::string why;

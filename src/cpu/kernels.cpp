@@ -24,8 +24,8 @@ struct Registry {
   KernelTable tables[kMaxTables];
   const char* names[kMaxTables];
   int count = 0;
-  KernelTable
-      by_default;  // the best one; its bf16 products only where they are fast, which a table by name does not ask
+  // The best table, with bf16 products only where they are fast; one that is named has all that it can.
+  KernelTable by_default;
   const KernelTable* preferred = &by_default;
 
   Registry() {

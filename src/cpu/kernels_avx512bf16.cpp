@@ -127,8 +127,7 @@ bool has_avx512bf16() {
 
 }  // namespace
 
-// Not on Intel's cores: VDPBF16PS has half the rate of FMA there, and prompts of bf16 took 1.65 times as long as those
-// of fp32 on Emerald Rapids.
+// Not on Intel's cores: on Emerald Rapids prompts of bf16 took 1.65 times as long as those of fp32.
 bool has_fast_bf16() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (__get_cpuid(0, &eax, &ebx, &ecx, &edx) == 0) return false;
