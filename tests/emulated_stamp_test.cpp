@@ -118,6 +118,9 @@ const char* const kDecode = R"({"name": "x", "kv": "paged", "heads": [4, 2], "he
     "seqlens_q": [1, 1, 2], "seqlens_kv": [150, 40, 300], "finished": [0, 0, 0], "poison": false})";
 const char* const kFixed = R"({"name": "x", "kv": "paged", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16",
     "queries": "fixed", "seqlens_q": [2, 2], "seqlens_kv": [150, 40], "poison": false})";
+// More sequences than threads load at a time, eight each.
+const char* const kManySequences = R"({"name": "x", "kv": "paged", "heads": [2, 1], "head_dim": [16, 16],
+    "dtype": "bf16", "queries": "fixed", "batch": 600, "seqlens_q": 1, "seqlens_kv": 5, "poison": false})";
 const char* const kHidden = R"({"name": "x", "kv": "paged", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16",
     "seqlens_q": [1, 2], "seqlens_kv": [150, 300], "causal": true, "window": [99, 0],
     "ranges": [[20, 149, 3, 9], [7, 12, 20, 28]], "poison": false})";
@@ -148,6 +151,9 @@ const char* const kManyRows = R"({"name": "x", "kv": "slots", "heads": [16, 1], 
 
 TEST_F(EmulatedStamp, OtherLengthsGiveNan) {
   check({{"decode, lengths", decode, kDecode, one_less(&attune_attention::seqused_kv, 2)},
+         {"decode, first of many lengths", decode, kManySequences, one_less(&attune_attention::seqused_kv, 0)},
+         {"decode, later length", decode, kManySequences, one_less(&attune_attention::seqused_kv, 500)},
+         {"decode, last length", decode, kManySequences, one_less(&attune_attention::seqused_kv, 599)},
          {"decode, offsets", decode, kDecode, one_less(&attune_attention::cu_seqlens_q, 1), false},
          {"decode, finished", decode, kDecode, one_less<uint8_t>(&attune_attention::finished, 0), false},
          {"prompts, offsets", prefill, kPrompt, one_less(&attune_attention::cu_seqlens_q, 1)},
@@ -184,9 +190,10 @@ TEST_F(EmulatedStamp, OtherShapesGiveNan) {
 // Tables of other widths hold the same lengths.
 TEST_F(EmulatedStamp, TheSameCallGivesNumbers) {
   const Change narrower = [](attune_attention& a) { --a.cache.page_table.shape[1]; };
-  for (const auto& [run, row] : {Row{decode, kDecode}, Row{decode, kFixed}, Row{decode, kHidden}, Row{prefill, kPrompt},
-                                 Row{prefill, kFixedPrompt}, Row{prefill, kHiddenPrompt}, Row{mla, kLists},
-                                 Row{mla, kTwoLists}, Row{mla, kFewRows}, Row{mla, kManyRows}}) {
+  for (const auto& [run, row] :
+       {Row{decode, kDecode}, Row{decode, kFixed}, Row{decode, kHidden}, Row{decode, kManySequences},
+        Row{prefill, kPrompt}, Row{prefill, kFixedPrompt}, Row{prefill, kHiddenPrompt}, Row{mla, kLists},
+        Row{mla, kTwoLists}, Row{mla, kFewRows}, Row{mla, kManyRows}}) {
     SCOPED_TRACE(row);
     EXPECT_EQ(run(row, When::kRunScheduled, Schedule::kAsMade, no_change()).nans, 0);
     EXPECT_EQ(run(row, When::kRunScheduled, Schedule::kOtherStamp, no_change()).numbers, 0);

@@ -17,16 +17,47 @@ __device__ __forceinline__ unsigned mixed(unsigned x, int with) {
   return x ^ x >> 15;
 }
 
+// Loads the terms of a sequence's stamp when they are asked for.
+struct StampTerms {
+  const AttentionParams& p;
+  int b;
+  __device__ __forceinline__ int q_begin() const { return int_at(p.cu_seqlens_q, b); }
+  __device__ __forceinline__ int q_end() const { return int_at(p.cu_seqlens_q, b + 1); }
+  __device__ __forceinline__ int used() const { return int_at(p.seqused_kv, b); }
+  __device__ __forceinline__ int kv_begin() const { return int_at(p.stamped_kv, b); }
+  __device__ __forceinline__ int kv_end() const { return int_at(p.stamped_kv, b + 1); }
+  __device__ __forceinline__ int finished() const { return p.finished[b * p.finished_stride]; }
+};
+
+// The same, loaded before; 0 what the call does not have.
+struct LoadedStampTerms {
+  int from_q = 0, to_q = 0, keys = 0, from_kv = 0, to_kv = 0, is_finished = 0;
+  __device__ __forceinline__ void load(const AttentionParams& p, int b) {
+    const StampTerms terms{p, b};
+    if (p.cu_seqlens_q.data != nullptr) from_q = terms.q_begin(), to_q = terms.q_end();
+    if (p.seqused_kv.data != nullptr) keys = terms.used();
+    if (p.stamped_kv.data != nullptr) from_kv = terms.kv_begin(), to_kv = terms.kv_end();
+    if (p.finished != nullptr) is_finished = terms.finished();
+  }
+  __device__ __forceinline__ int q_begin() const { return from_q; }
+  __device__ __forceinline__ int q_end() const { return to_q; }
+  __device__ __forceinline__ int used() const { return keys; }
+  __device__ __forceinline__ int kv_begin() const { return from_kv; }
+  __device__ __forceinline__ int kv_end() const { return to_kv; }
+  __device__ __forceinline__ int finished() const { return is_finished; }
+};
+
 // The stamp of sequence b. The stamp of a batch is the sum over its sequences, in any order.
-__device__ __forceinline__ unsigned stamp_of(const AttentionParams& p, int b) {
+template <class Terms>
+__device__ __forceinline__ unsigned stamp_of(const AttentionParams& p, int b, const Terms& terms) {
   unsigned x = mixed(p.stamp_of_call, b);
-  if (p.cu_seqlens_q.data != nullptr) x = mixed(mixed(x, int_at(p.cu_seqlens_q, b)), int_at(p.cu_seqlens_q, b + 1));
+  if (p.cu_seqlens_q.data != nullptr) x = mixed(mixed(x, terms.q_begin()), terms.q_end());
   if (p.seqused_kv.data != nullptr) {
-    const int used = int_at(p.seqused_kv, b);  // layers may have tables of different widths
+    const int used = terms.used();  // layers may have tables of different widths
     x = mixed(x, p.capacity > 0 && p.ring_capacity == 0 ? min(used, p.capacity) : used);
   }
-  if (p.stamped_kv.data != nullptr) x = mixed(mixed(x, int_at(p.stamped_kv, b)), int_at(p.stamped_kv, b + 1));
-  if (p.finished != nullptr) x = mixed(x, p.finished[b * p.finished_stride]);
+  if (p.stamped_kv.data != nullptr) x = mixed(mixed(x, terms.kv_begin()), terms.kv_end());
+  if (p.finished != nullptr) x = mixed(x, terms.finished());
 #pragma unroll 1
   for (int i = 0; kMayHaveRanges && i < p.num_ranges; ++i) {
     const Range range = range_at(p, b, i);
@@ -60,7 +91,7 @@ template <bool kSparse = false, class Params>
 __device__ __forceinline__ void add_stamps(const Params& p, int thread, int threads, unsigned* sum) {
   unsigned mine = 0;
 #pragma unroll 1
-  for (int b = thread; b < p.batch; b += threads) mine += stamp_of(p, b);
+  for (int b = thread; b < p.batch; b += threads) mine += stamp_of(p, b, StampTerms{p, b});
   if constexpr (kSparse) {
     mine += stamp_of_list(p, p.list_of_slots, -1, thread, threads);
     mine += stamp_of_list(p, p.list_of_extra, -2, thread, threads);
@@ -68,6 +99,33 @@ __device__ __forceinline__ void add_stamps(const Params& p, int thread, int thre
   mine = static_cast<unsigned>(ptx::sum_of_warp(static_cast<int>(mine)));
   if (threadIdx.x % 32 == 0) atomicAdd(sum, mine);
 }
+
+// The same in two steps, for few threads and without lists of keys: load() requests what the first kRounds sequences of
+// a thread need, before copies behind which a load takes microseconds, and add() waits for it.
+template <int kRounds>
+class StampLoads {
+ public:
+  __device__ __forceinline__ void load(const AttentionParams& p, int thread, int threads) {
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+      if (thread + i * threads < p.batch) terms_[i].load(p, thread + i * threads);
+    }
+  }
+  __device__ __forceinline__ void add(const AttentionParams& p, int thread, int threads, unsigned* sum) const {
+    unsigned mine = 0;
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+      if (thread + i * threads < p.batch) mine += stamp_of(p, thread + i * threads, terms_[i]);
+    }
+#pragma unroll 1
+    for (int b = thread + kRounds * threads; b < p.batch; b += threads) mine += stamp_of(p, b, StampTerms{p, b});
+    mine = static_cast<unsigned>(ptx::sum_of_warp(static_cast<int>(mine)));
+    if (threadIdx.x % 32 == 0) atomicAdd(sum, mine);
+  }
+
+ private:
+  LoadedStampTerms terms_[kRounds];
+};
 
 // The initial row_sum: NaN if the schedule was made for another call.
 __device__ __forceinline__ float first_sum(unsigned sum, unsigned stamp) {

@@ -16,14 +16,33 @@ __device__ __forceinline__ void clear_stages(SharedStorage& shared) {
   __syncthreads();
 }
 
+// Sets *next to the range at its next split, by warp 0: while keys are in flight, not when the split has ended.
+__device__ __forceinline__ void walk_ahead(const AttentionParams& p, const kernels::StreamKRange& range,
+                                           kernels::StreamKRange* next) {
+  constexpr int kVectors = sizeof(kernels::StreamKRange) / 16;
+  if (threadIdx.x < kVectors)
+    reinterpret_cast<uint4*>(next)[threadIdx.x] = reinterpret_cast<const uint4*>(&range)[threadIdx.x];
+  __syncwarp();
+  if (threadIdx.x == 0) scheduler::advance<Config::kTileKeys, Config::kRows>(p, *next);
+  __syncwarp();
+}
+
 // The state of a block across splits: its stream-K range, in shared memory, and the registers of its warps.
 struct Block {
   // With larger tiles no registers are left for inputs in flight.
   static constexpr int kAccumulators = Config::kBlocksV * Config::kRowTiles;
   static constexpr bool kScalesValues = Config::kNewTokens && Config::kElement == 1;
   static constexpr bool kPrefetchQuery = Config::kVectors && kAccumulators <= 16;
+  // The query rows of a warp, if no prologue takes the registers: loaded together, not one after the other.
+  static constexpr int kQueriesOfWarp = Config::kRows / Config::kWarps,
+                       kQueryInputs = kPrefetchQuery && !Config::kPrologue && kQueriesOfWarp > 1
+                                          ? (kQueriesOfWarp < 4 ? kQueriesOfWarp : 4)
+                                          : 1;
   static constexpr bool kPrefetchToken = Config::kNewTokens && kPrefetchQuery && Config::kHeadDimQk <= 128 &&
                                          kAccumulators <= (Config::kKeyFactors ? 8 : 16);
+
+  // The inputs of a prologue leave few registers to blocks of which three share a multiprocessor.
+  static constexpr int kStampRounds = Config::kPrologue && Config::kBlocksPerSm > 2 ? 2 : 8;
 
   kernels::StreamKRange* stream_k;  // SharedStorage::stream_k; in a cluster only the ranges of the warps are set
   Producer producer;
@@ -47,7 +66,7 @@ struct Block {
 
   // What a warp loads at the start of a split, besides keys.
   struct Inputs {
-    QueryInput query;
+    QueryInput queries[kQueryInputs];
     NewTokens::Input token;
   };
 
@@ -55,11 +74,26 @@ struct Block {
   __device__ __forceinline__ static void request_rows(const AttentionParams& p, const Split& split,
                                                       SharedStorage& shared, Inputs& inputs) {
     const int r = threadIdx.x / 32;
-    if constexpr (kPrefetchQuery) inputs.query.load_row(p, query_row(p, split, {}, r), p.q, r < split.num_rows);
+    if constexpr (kPrefetchQuery) {
+#pragma unroll
+      for (int i = 0; i < kQueryInputs; ++i) {
+        const int row = r + i * Config::kWarps;
+        inputs.queries[i].load_row(p, query_row(p, split, {}, row), p.q, row < split.num_rows);
+      }
+    }
     if constexpr (kPrefetchToken) {
       const int token = NewTokens(shared).warp;
       inputs.token.load_rows(p, split.batch, split.head, token,
                              split.is_first != 0 && p.new_k.data != nullptr && token < p.fixed_q);
+    }
+  }
+
+  __device__ __forceinline__ static void load_queries(const AttentionParams& p, const kernels::StreamKRange& range,
+                                                      Inputs& inputs) {
+#pragma unroll
+    for (int i = 0; i < kQueryInputs; ++i) {
+      const int r = threadIdx.x / 32 + i * Config::kWarps;
+      inputs.queries[i].load(p, query_row(p, range.split, range.sequence, r), p.q, r < range.split.num_rows);
     }
   }
 
@@ -69,17 +103,20 @@ struct Block {
                                              const NewTokens& tokens, int num_new, bool append, Inputs& inputs,
                                              SharedStorage& shared) {
     const Split& split = range.split;
-    QueryInput& query = inputs.query;
     NewTokens::Input& token = inputs.token;
     const int r = threadIdx.x / 32;
     const bool has_token = Config::kNewTokens && tokens.warp < num_new;
     if constexpr (!Config::kCluster) {
-      if constexpr (kPrefetchQuery) query.load(p, query_row(p, split, range.sequence, r), p.q, r < split.num_rows);
+      if constexpr (kPrefetchQuery) load_queries(p, range, inputs);
       if constexpr (kPrefetchToken)
         token.load(p, range.sequence, split.batch, split.head, tokens.warp, has_token, append);
     }
     if (!begun) {
+      const bool checks_stamp = !Config::kCluster && p.checks_stamp != 0;
+      common::StampLoads<kStampRounds> stamps;
+      if (checks_stamp) stamps.load(p, threadIdx.x, Config::kThreads);
       for (int i = 0; i < Config::kStages - 1; ++i) producer.issue_tile(p);
+      if (checks_stamp) stamps.add(p, threadIdx.x, Config::kThreads, &shared.stamp);
       begun = true;
     }
     if constexpr (Config::kCluster && kPrefetchQuery) {
@@ -87,7 +124,7 @@ struct Block {
       const bool has_query = r < split.num_rows;
       const TokenRow row = query_row(p, split, range.sequence, r);
       if (has_query) terms = row.prologue_token(p);
-      query.load_terms(p, row.head, terms, has_query);
+      inputs.queries[0].load_terms(p, row.head, terms, has_query);
       if constexpr (kPrefetchToken) {
         const TokenRow at = NewTokens::key_row(p, range.sequence, split.batch, split.head, tokens.warp);
         if (has_token && !(has_query && at.row == row.row)) terms = at.prologue_token(p);
@@ -96,9 +133,8 @@ struct Block {
         if (!NewTokens::kAppendsLate && append && has_token) token.slot = slot_of_new(p, split.batch, at.position);
       }
     }
-    if constexpr (Config::kVectors && !kPrefetchQuery)
-      query.load(p, query_row(p, split, range.sequence, r), p.q, r < split.num_rows);
-    store_queries(p, split, range.sequence, query, shared.queries[0][0], query_scales, tokens.scratch);
+    if constexpr (Config::kVectors && !kPrefetchQuery) load_queries(p, range, inputs);
+    store_queries(p, split, range.sequence, inputs.queries, shared.queries[0][0], query_scales, tokens.scratch);
     if constexpr (kPrefetchToken) {
       if (has_token) tokens.store_to_scratch(p, token, split.head);
     } else if constexpr (Config::kNewTokens) {
@@ -148,22 +184,22 @@ struct Block {
     }
   }
 
-  // All of a split but its epilogue. inputs: in a cluster, from request_rows().
+  // All of a split but its epilogue. next: gets the range at its next split; null in a cluster. inputs: in a cluster,
+  // from request_rows().
   __device__ __forceinline__ void attend_split(const AttentionParams& p, const kernels::StreamKRange& range,
-                                               Inputs& inputs, SharedStorage& shared) {
+                                               kernels::StreamKRange* next, Inputs& inputs, SharedStorage& shared) {
     const Split& split = range.split;
     const NewTokens tokens(shared);
     const int num_new = Config::kNewTokens && split.is_first ? range.sequence.num_new : 0;
     const bool append = appends(p, split);
-    const bool checks_stamp = !Config::kCluster && p.checks_stamp != 0 && !begun;
     fetch_rows(p, range, tokens, num_new, append, inputs, shared);
-    if (checks_stamp) common::add_stamps(p, threadIdx.x, Config::kThreads, &shared.stamp);
     __syncthreads();
     queries.load();
     rows.start(p, split, range.sequence, query_scales);
     state.clear(Config::kCluster ? 0.0f : common::first_sum(shared.stamp, range.stamp));
     // Runs while the first keys are in flight, unless O must be scaled before new values are added.
     if constexpr (!kScalesValues) attend_new_tokens(p, range, tokens, num_new, append, shared);
+    if (!Config::kCluster && threadIdx.x < 32) walk_ahead(p, range, next);
     attend_split_tiles(p, split, rows, queries, mainloop, producer, stage, state);
     if constexpr (kScalesValues) {
       scale_cached_values(p, split.head, state);

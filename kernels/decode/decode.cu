@@ -17,7 +17,8 @@
 //   mma:                 | 0     | 1     | 2      of tile i - 1; one __syncwarp lies between.
 //
 // Grid: persistent blocks, no clusters. Stream-K (scheduler/stream_k*) gives each block an equal range of the key tiles
-// of all output tiles. The producer runs ahead into the next split during the epilogue, so that memory stays busy.
+// of all output tiles. The producer runs ahead into the next split during the epilogue, so that memory stays busy; the
+// block's own walk to it is done before the mainloop.
 //
 // Producer: producer.cuh; mainloop: mainloop.cuh; softmax: softmax.cuh; masks: mask.cuh; epilogue: epilogue.cuh
 // and combine.cuh; one split in order: block.cuh.
@@ -35,12 +36,12 @@ __device__ __forceinline__ bool fetch_range(const AttentionParams& p, SharedStor
   const auto* from = reinterpret_cast<const uint4*>(p.stream_k + blockIdx.x / static_cast<unsigned>(p.head_lanes));
   if (lane < kVectors) {
     const uint4 x = from[lane];
-    reinterpret_cast<uint4*>(stream_k + 1 + warp)[lane] = x;
+    reinterpret_cast<uint4*>(stream_k + 2 + warp)[lane] = x;
     if (warp == 0) reinterpret_cast<uint4*>(stream_k)[lane] = x;
   }
   __syncwarp();
   if (lane == 0) {
-    stream_k[1 + warp].split.head += scheduler::head_lane(p);
+    stream_k[2 + warp].split.head += scheduler::head_lane(p);
     if (warp == 0) stream_k[0].split.head += scheduler::head_lane(p);
     if (warp == 0) shared.stamp = p.checks_stamp != 0 ? 0 : stream_k[0].stamp;
   }
@@ -64,12 +65,12 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   ptx::allow_next_kernel();
 
   if (!fetch_range(p, shared)) return;
-  Block block(p, shared.stream_k[1 + threadIdx.x / 32], shared);
-  kernels::StreamKRange& range = block.stream_k[0];
-  while (range.live) {
+  Block block(p, shared.stream_k[2 + threadIdx.x / 32], shared);
+  for (int turn = 0; block.stream_k[turn].live; turn ^= 1) {
+    kernels::StreamKRange& range = block.stream_k[turn];
     const Split& split = range.split;
     Block::Inputs inputs;
-    block.attend_split(p, range, inputs, shared);
+    block.attend_split(p, range, &block.stream_k[turn ^ 1], inputs, shared);
     const bool whole = split.is_first && split.is_last;
     const PartialAddress partial =
         whole ? PartialAddress{} : GlobalPartials::address(p, split.is_first, range_of_block(p));
@@ -77,9 +78,10 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
     if (!whole) combine_if_last(p, split, range.sequence.q_begin, range, shared.is_last);
     __syncthreads();
     if constexpr (Config::kNewTokens) {
-      if (p.tiles_done != nullptr) append_last(p, split, range.sequence, shared);
+      if (p.tiles_done != nullptr) {
+        append_last(p, split, range.sequence, shared);
+        __syncthreads();
+      }
     }
-    if (threadIdx.x == 0) scheduler::advance_in_place<Config::kTileKeys, Config::kRows>(p, range);
-    __syncthreads();
   }
 }

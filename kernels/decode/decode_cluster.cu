@@ -83,11 +83,11 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
     return;
   }
   // For functions that are not inlined.
-  if (threadIdx.x % 32 == 0) stream_k[1 + threadIdx.x / 32].sequence = sequence;
+  if (threadIdx.x % 32 == 0) stream_k[2 + threadIdx.x / 32].sequence = sequence;
   __syncwarp();
 
   Block block(p, range, shared);
-  block.attend_split(p, range, inputs, shared);
+  block.attend_split(p, range, nullptr, inputs, shared);
   const Split& split = range.split;
   cluster_epilogue.arrive(split.num_rows);
   cluster_epilogue.send(p, split, block.state, shared);

@@ -114,8 +114,9 @@ __device__ __forceinline__ void merge_row_stats(const AttentionParams& p, const 
 }
 
 // Writes each warp's rescaled O to the exchange: kMergeChannels channels of every row, from block first_block (of 16
-// channels) on.
-__device__ __forceinline__ void store_warp_o(const AttentionState& state, const WarpStats& stats, float* exchange,
+// channels) on. o_rescale: of rows 8 n + 2 t and the next.
+__device__ __forceinline__ void store_warp_o(const AttentionState& state,
+                                             const float (&o_rescale)[Config::kRowTiles][2], float* exchange,
                                              int first_block) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -126,10 +127,8 @@ __device__ __forceinline__ void store_warp_o(const AttentionState& state, const 
     for (int n = 0; n < Config::kRowTiles; ++n) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int row = 8 * n + 2 * t + j % 2;
-        const float o_rescale = stats.o_rescale[warp * Config::kRows + row];
-        exchange[(warp * Config::kRows + row) * Config::kMergePitch +
-                 common::channel_of_row<Config::kKvType>(local, g, j / 2)] = state.o[i][n][j] * o_rescale;
+        exchange[(warp * Config::kRows + 8 * n + 2 * t + j % 2) * Config::kMergePitch +
+                 common::channel_of_row<Config::kKvType>(local, g, j / 2)] = state.o[i][n][j] * o_rescale[n][j % 2];
       }
     }
   }
@@ -137,52 +136,81 @@ __device__ __forceinline__ void store_warp_o(const AttentionState& state, const 
 
 // Stores four channels of a row of the output, from element `at` on.
 __device__ __forceinline__ void store_four(const AttentionParams& p, long long at, const float4& x) {
+  if constexpr (common::element_size(Config::kOutType) == 2) {
+    auto* const to = reinterpret_cast<uint2*>(static_cast<char*>(p.out) + 2 * at);
+    if (p.out_dim_stride == 1 && reinterpret_cast<unsigned long long>(to) % sizeof(uint2) == 0) {
+      *to = uint2{common::pack<Config::kOutType>(x.x, x.y), common::pack<Config::kOutType>(x.z, x.w)};
+      return;
+    }
+  }
   common::store_element(Config::kOutType, p.out, at, x.x);
   common::store_element(Config::kOutType, p.out, at + p.out_dim_stride, x.y);
   common::store_element(Config::kOutType, p.out, at + 2 * p.out_dim_stride, x.z);
   common::store_element(Config::kOutType, p.out, at + 3 * p.out_dim_stride, x.w);
 }
 
-// Sums the exchanged channels over the warps and stores them to the output or the partial result.
-__device__ __forceinline__ void store_channels(const AttentionParams& p, const Split& split, long long q_begin,
-                                               const PartialAddress& partial, const float* exchange,
-                                               int first_channel) {
-  constexpr int kGroups = Config::kMergeChannels / 4;  // groups of four channels in a row
-#pragma unroll 1
-  for (int i = threadIdx.x; i < Config::kRows * kGroups; i += Config::kThreads) {
-    const int row = i / kGroups, local = i % kGroups * 4, channel = first_channel + local;
-    if (row >= split.num_rows || channel >= Config::kHeadDimV) continue;
-    const float4 sum = sum_over_warps(exchange, Config::kMergePitch, row, local);
-    if (partial.out != nullptr) {
-      *reinterpret_cast<float4*>(partial.out + row * Config::kHeadDimV + channel) = sum;
-      continue;
+// What a thread stores of the exchanged channels: groups of four, each of one row.
+class OutputGroups {
+ public:
+  __device__ __forceinline__ OutputGroups(const AttentionParams& p, const Split& split, long long q_begin) {
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      const int packed = split.row_begin + row(i), query = kernels::divide(packed, p.by_group);
+      out_at_[i] = common::row_offset(p, split.batch, q_begin, query, split.head * p.group + packed - query * p.group,
+                                      p.out_batch_stride, p.out_row_stride, p.out_head_stride);
     }
-    const int packed = split.row_begin + row, query = kernels::divide(packed, p.by_group);
-    const long long at =
-        common::row_offset(p, split.batch, q_begin, query, split.head * p.group + packed - query * p.group,
-                           p.out_batch_stride, p.out_row_stride, p.out_head_stride) +
-        channel * p.out_dim_stride;
-    store_four(p, at, sum);
   }
-}
+
+  // Sums the exchanged channels over the warps and stores them to the output or the partial result.
+  __device__ __forceinline__ void store(const AttentionParams& p, const Split& split, const PartialAddress& partial,
+                                        const float* exchange, int first_channel) const {
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      const int local = number(i) % kOfRow * 4, channel = first_channel + local;
+      if (number(i) >= kGroups || row(i) >= split.num_rows || channel >= Config::kHeadDimV) continue;
+      const float4 sum = sum_over_warps(exchange, Config::kMergePitch, row(i), local);
+      if (partial.out != nullptr) {
+        *reinterpret_cast<float4*>(partial.out + row(i) * Config::kHeadDimV + channel) = sum;
+      } else {
+        store_four(p, out_at_[i] + channel * p.out_dim_stride, sum);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kOfRow = Config::kMergeChannels / 4, kGroups = Config::kRows * kOfRow,
+                       kOfThread = (kGroups + Config::kThreads - 1) / Config::kThreads;
+  __device__ __forceinline__ static int number(int i) { return static_cast<int>(threadIdx.x) + i * Config::kThreads; }
+  __device__ __forceinline__ static int row(int i) { return number(i) / kOfRow; }
+
+  long long out_at_[kOfThread];  // the first element of each group's row
+};
 
 // The whole epilogue. It synchronises the block, but not at its end.
 __device__ __forceinline__ void epilogue(const AttentionParams& p, const Split& split, long long q_begin,
                                          const PartialAddress& partial, const AttentionState& state,
                                          SharedStorage& shared) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const WarpStats stats(shared);
   float* const exchange = shared.exchange[0];
   store_warp_stats(state, stats);
+  const OutputGroups groups(p, split, q_begin);
   __syncthreads();
   for (int row = threadIdx.x; row < Config::kRows; row += Config::kThreads)
     merge_row_stats(p, split, q_begin, partial, stats, row);
   __syncthreads();
+  float o_rescale[Config::kRowTiles][2];
+#pragma unroll
+  for (int n = 0; n < Config::kRowTiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) o_rescale[n][e] = stats.o_rescale[warp * Config::kRows + 8 * n + lane % 4 * 2 + e];
+  }
 #pragma unroll
   for (int block = 0; block < Config::kBlocksV; block += Config::kMergeChannels / 16) {
     if (block != 0) __syncthreads();
-    store_warp_o(state, stats, exchange, block);
+    store_warp_o(state, o_rescale, exchange, block);
     __syncthreads();
-    store_channels(p, split, q_begin, partial, exchange, block * 16);
+    groups.store(p, split, partial, exchange, block * 16);
   }
 }
 

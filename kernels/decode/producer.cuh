@@ -38,7 +38,7 @@ struct Producer {
   // first: the initial range.
   __device__ __forceinline__ Producer(const AttentionParams& p, const StreamKRange& first, StreamKRange* stream_k,
                                       SharedStorage& shared)
-      : range(stream_k[1 + threadIdx.x / 32]),
+      : range(stream_k[2 + threadIdx.x / 32]),
         stage(0),
         all_valid(0),
         warp(threadIdx.x / 32),
@@ -107,7 +107,7 @@ struct Producer {
         live = 0;
       } else {
         __syncwarp();  // all lanes have read the range
-        if (lane == 0) scheduler::advance_in_place<Config::kTileKeys, Config::kRows>(p, range);
+        if (lane == 0) scheduler::advance<Config::kTileKeys, Config::kRows>(p, range);
         __syncwarp();
         start_split(p, range);
         __syncwarp();

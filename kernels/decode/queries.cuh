@@ -57,18 +57,41 @@ __device__ __forceinline__ float scale_up(float largest) {
   }
 }
 
-// Stores all rows of the split, zeros after its end, and in `scales` what undoes query_scale(). kVectors: `input` has
-// loaded the row whose number is this warp's.
+// Rounds a query row and stores it, and in `scales` what undoes query_scale().
+__device__ __forceinline__ void store_query_row(const float (&x)[QueryInput::kVec], int r, unsigned char* rows,
+                                                float* scales) {
+  float largest = 0;
+#pragma unroll
+  for (int i = 0; i < QueryInput::kVec; ++i) largest = fmaxf(largest, fabsf(x[i]));
+  const float up = scale_up(largest);
+  if (threadIdx.x % 32 == 0) scales[r] = 1.0f / up;
+  store_query(x, QueryInput::first_channel(), r, up, rows);
+}
+
+// Stores all rows of the split, and zeros after its end. Warp w stores rows w, w + kWarps.. kVectors: `inputs` have
+// loaded the first of them.
+template <int kInputs>
 __device__ __forceinline__ void store_queries(const AttentionParams& p, const Split& split, const Sequence& s,
-                                              QueryInput& input, unsigned char* rows, float* scales, float* scratch) {
+                                              QueryInput (&inputs)[kInputs], unsigned char* rows, float* scales,
+                                              float* scratch) {
   constexpr int kVec = QueryInput::kVec;
-  const int d = QueryInput::first_channel();
+  const int d = QueryInput::first_channel(), warp = threadIdx.x / 32;
+  if constexpr (Config::kVectors) {
+#pragma unroll
+    for (int i = 0; i < kInputs; ++i) {
+      const int r = warp + i * Config::kWarps;
+      float x[kVec] = {};
+      if (r < split.num_rows) inputs[i].apply(p, x);
+      if (kInputs * Config::kWarps <= Config::kRows || r < Config::kRows) store_query_row(x, r, rows, scales);
+    }
+  }
 #pragma unroll 1
-  for (int r = threadIdx.x / 32;;) {
+  for (int r = warp + (Config::kVectors ? kInputs * Config::kWarps : 0); r < Config::kRows; r += Config::kWarps) {
     float x[kVec] = {};
     if (r < split.num_rows) {
       if constexpr (Config::kVectors) {
-        input.apply(p, x);
+        inputs[0].load(p, query_row(p, split, s, r), p.q, true);
+        inputs[0].apply(p, x);
       } else {
         prepare_in_memory<Config::kHeadDimQk, common::kRowOfQ, 16 * Config::kBlocksQk>(p, query_row(p, split, s, r),
                                                                                        p.q, p.q_dim_stride, scratch);
@@ -77,15 +100,7 @@ __device__ __forceinline__ void store_queries(const AttentionParams& p, const Sp
         __syncwarp();
       }
     }
-    float largest = 0;
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) largest = fmaxf(largest, fabsf(x[i]));
-    const float up = scale_up(largest);
-    if (threadIdx.x % 32 == 0) scales[r] = 1.0f / up;
-    store_query(x, d, r, up, rows);
-    r += Config::kWarps;
-    if (r >= Config::kRows) break;
-    if (Config::kVectors && r < split.num_rows) input.load(p, query_row(p, split, s, r), p.q, true);
+    store_query_row(x, r, rows, scales);
   }
 }
 

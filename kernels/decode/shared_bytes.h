@@ -28,7 +28,7 @@ ATTUNE_SHARED_FUNCTION int decode_shared_bytes(int warps, int num_stages, int el
   const int queries = parts * rows * row_pitch(row_chunks(2, head_dim_qk));
   const int exchange = warps * (kMergeFloats + 4 * rows) * 4;  // its rows are padded by four floats
   const int stats = (warps * 3 + 1) * rows * 4, valid_keys = align_up(warps * num_stages * 4, 16);
-  return stages + queries + exchange + stats + valid_keys + (warps + 1) * static_cast<int>(sizeof(StreamKRange)) + 16;
+  return stages + queries + exchange + stats + valid_keys + (warps + 2) * static_cast<int>(sizeof(StreamKRange)) + 16;
 }
 
 }  // namespace attune::kernels

@@ -24,7 +24,7 @@ struct alignas(16) SharedStorage {
   float query_scales[Config::kRows];  // they undo the factors with which queries were rounded
   // A bit for each of a stage's 16 keys. It is written only if not all keys are valid.
   alignas(16) unsigned valid_keys[Config::kWarps][Config::kStages];
-  kernels::StreamKRange stream_k[1 + Config::kWarps];  // of the block, then of each warp's producer
+  kernels::StreamKRange stream_k[2 + Config::kWarps];  // of the block, now and next; then of each warp's producer
   union {
     int is_last;                // whether this block is the last to arrive at a counter
     kernels::Barrier received;  // in a cluster: the mbarrier that counts the bytes of partial results

@@ -5,6 +5,9 @@
 //   tiles(b) = groups of heads * row blocks(b) * key tiles(b);  total = sum over b
 //   range c  = tiles [first(c), first(c + 1)) of all sequences, one after the other
 //
+// Output tiles that are cut cost a combination. If no range gets much longer without cuts, an output tile belongs to
+// the range that has its first key tile (StreamKRange::whole).
+//
 // Grid: one thread block, with few threads for a small batch, because only its latency counts. Each thread sums a run
 // of sequences, and a scan yields where runs end. Then each thread finds the sequences in which its ranges begin: by
 // bisection over the runs, then along one run. One schedule serves every layer with the same lengths.
@@ -25,6 +28,7 @@ struct Config {
 struct SharedStorage {
   long long warp_sum[Config::kWarps];
   long long end[Config::kThreads];  // the stream-K tile after each thread's run of sequences
+  int to_next[Config::kThreads];    // of each range, tiles_to_next()
   unsigned stamp;
 };
 
@@ -59,26 +63,45 @@ __device__ __forceinline__ int blocks_to_use(const AttentionParams& p, long long
   return max(min(static_cast<int>(kMargin * part * static_cast<float>(p.blocks)) + 1, p.blocks), 1);
 }
 
+// Range `block` before its first split: its tiles, and the sequence in which they begin.
 __device__ __forceinline__ StreamKRange find_range(const AttentionParams& p, int run, const SharedStorage& shared,
                                                    const StreamKPartition& partition, int block) {
-  const long long total = shared.end[Config::kThreads - 1];
-  if (block >= partition.blocks) return {};
-  const long long first = partition.first_tile(block);
-  int low = 0, high = Config::kThreads - 1;  // bisection for the first run that ends after `first`
+  StreamKRange s{};
+  if (block >= partition.blocks) return s;
+  s.total_tiles = shared.end[Config::kThreads - 1];
+  s.next_tile = partition.first_tile(block), s.tiles_left = partition.num_tiles(block);
+  int low = 0, high = Config::kThreads - 1;  // bisection for the first run that ends after next_tile
   while (low < high) {
     const int middle = (low + high) / 2;
-    if (shared.end[middle] > first) {
+    if (shared.end[middle] > s.next_tile) {
       high = middle;
     } else {
       low = middle + 1;
     }
   }
-  int b = low * run;
+  s.batch = low * run;
   long long at = low == 0 ? 0 : shared.end[low - 1];
-  if (run > 1) {
-    for (long long tiles = tiles_of(p, b); first >= at + tiles; tiles = tiles_of(p, ++b)) at += tiles;
+  for (;; ++s.batch) {
+    s.sequence = read_sequence<Config::kTileKeys, Config::kBlockRows>(p, s.batch);
+    s.tile_in_sequence = s.next_tile - at;
+    if (run == 1 || s.tile_in_sequence < tiles_of_sequence(p, s.sequence)) return s;
+    at += tiles_of_sequence(p, s.sequence);
   }
-  return start<Config::kTileKeys, Config::kBlockRows>(p, total, first, partition.num_tiles(block), b, first - at);
+}
+
+// Whether no range gets much longer if no output tile is cut. A cut costs a block a second epilogue, a partial result
+// and its combination: in all as long as some tiles take. range: of block threadIdx.x.
+__device__ __forceinline__ bool fits_whole(const AttentionParams& p, const StreamKPartition& partition,
+                                           const StreamKRange& range, SharedStorage& shared) {
+  const long long most_output_tiles = static_cast<long long>(p.batch) * (p.num_heads_kv / p.head_lanes) * p.row_blocks;
+  if (8 * most_output_tiles < 7ll * partition.blocks) return false;  // too few for the blocks
+  if (partition.blocks > Config::kThreads) return false;             // not in one round
+  const int block = threadIdx.x, to_next = block < partition.blocks ? tiles_to_next(range) : 0;
+  shared.to_next[block] = to_next;
+  __syncthreads();
+  const int next_to_next = block + 1 < partition.blocks ? shared.to_next[block + 1] : 0;
+  const long long cut = partition.num_tiles(0), most = cut + min(cut / 8, 8ll);
+  return __syncthreads_or(range.tiles_left + next_to_next - to_next > most) == 0;
 }
 
 }  // namespace attune::scheduler
@@ -98,9 +121,16 @@ extern "C" __global__ void __launch_bounds__(attune::scheduler::Config::kThreads
   const long long total = shared.end[Config::kThreads - 1];
   const int most = scheduler::blocks_to_use(p, total);
   const scheduler::StreamKPartition partition(most, total);
+  scheduler::StreamKRange range = scheduler::find_range(p, run, shared, partition, threadIdx.x);
+  const bool whole = p.whole_pairs != 0 || scheduler::fits_whole(p, partition, range, shared);
   for (int block = threadIdx.x; block < p.blocks; block += Config::kThreads) {
-    scheduler::StreamKRange range = scheduler::find_range(p, run, shared, partition, block);
-    range.blocks = most, range.stamp = shared.stamp;
+    if (block >= Config::kThreads) range = scheduler::find_range(p, run, shared, partition, block);
+    if (whole && range.tiles_left > 0) {
+      const int skipped = scheduler::tiles_to_next(range);
+      range.next_tile += skipped, range.tiles_left -= skipped, range.tile_in_sequence += skipped;
+    }
+    range.whole = whole ? 1 : 0, range.blocks = most, range.stamp = shared.stamp;
+    scheduler::start<Config::kTileKeys, Config::kBlockRows>(p, range);
     p.stream_k[block] = range;
   }
   for (int block = threadIdx.x; block < p.blocks * p.head_lanes; block += Config::kThreads) p.arrivals[block] = 0;

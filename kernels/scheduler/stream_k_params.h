@@ -34,6 +34,7 @@ struct alignas(16) StreamKRange {
   int live;        // there is a current split
   int blocks;      // the most ranges into which the tiles are cut
   unsigned stamp;  // common/stamp.cuh
+  int whole;       // no output tile is cut: each belongs to the range that has its first tile
   Sequence sequence;
   Split split;
 };

@@ -9,25 +9,12 @@ namespace attune::scheduler {
 using kernels::Split;
 using kernels::StreamKRange;
 
-// Advances to the next split. live is 0 at the end of the range.
-template <int kTileKeys, int kBlockRows>
-__device__ __forceinline__ void advance(const AttentionParams& p, StreamKRange& s) {
-  s.live = 0;
-  if (s.tiles_left <= 0) return;
-  while (s.tile_in_sequence >= tiles_of_sequence(p, s.sequence)) {
-    s.tile_in_sequence -= tiles_of_sequence(p, s.sequence);
-    if (s.batch + 1 >= p.batch) return;  // the schedule was made for other lengths
-    s.sequence = read_sequence<kTileKeys, kBlockRows>(p, ++s.batch);
-  }
-  const long long output_tile = divide(s.tile_in_sequence, s.sequence.num_tiles);
-  const int tile = static_cast<int>(s.tile_in_sequence - output_tile * s.sequence.num_tiles),
-            rest = s.sequence.num_tiles - tile;
-  const int count = p.whole_pairs || s.tiles_left > rest ? rest : static_cast<int>(s.tiles_left);
-  const int group = static_cast<int>(divide(output_tile, s.sequence.row_blocks));
+// Sets the split that begins at tile `tile` of the output tile whose head and row_begin are set.
+template <int kBlockRows>
+__device__ __forceinline__ void set_split(const AttentionParams& p, StreamKRange& s, int tile) {
+  const int rest = s.sequence.num_tiles - tile;
+  const int count = s.whole != 0 || s.tiles_left > rest ? rest : static_cast<int>(s.tiles_left);
   s.split.batch = s.batch;
-  s.split.head = group * p.head_lanes + head_lane(p);
-  s.split.row_begin =
-      static_cast<int>(output_tile - static_cast<long long>(group) * s.sequence.row_blocks) * kBlockRows;
   s.split.num_rows = min(kBlockRows, s.sequence.num_q * p.group - s.split.row_begin);
   s.split.first_tile = s.sequence.first_tile + tile;
   s.split.end_tile = s.split.first_tile + count;
@@ -35,37 +22,52 @@ __device__ __forceinline__ void advance(const AttentionParams& p, StreamKRange& 
   s.split.is_last = count == rest ? 1 : 0;
   s.split.output_tile_begin = s.next_tile - tile;
   s.split.output_tile_end = s.next_tile + rest;
-  s.next_tile += count, s.tiles_left -= count, s.tile_in_sequence += count;
+  s.next_tile += count, s.tiles_left -= count;
   s.live = 1;
 }
 
-// Advances a range in shared memory. The code is rare and long, so a kernel has one copy of it.
+// Sets the first split of a range. live stays 0 if the range is empty.
 template <int kTileKeys, int kBlockRows>
-__device__ __noinline__ void advance_in_place(const AttentionParams& p, StreamKRange& range) {
-  StreamKRange s = range;
-  advance<kTileKeys, kBlockRows>(p, s);
-  range = s;
+__device__ __forceinline__ void start(const AttentionParams& p, StreamKRange& s) {
+  if (s.tiles_left <= 0) return;
+  while (s.tile_in_sequence >= tiles_of_sequence(p, s.sequence)) {
+    s.tile_in_sequence -= tiles_of_sequence(p, s.sequence);
+    s.sequence = read_sequence<kTileKeys, kBlockRows>(p, ++s.batch);
+  }
+  const long long output_tile = divide(s.tile_in_sequence, s.sequence.num_tiles);
+  const int group = static_cast<int>(divide(output_tile, s.sequence.row_blocks));
+  s.split.head = group * p.head_lanes + head_lane(p);
+  s.split.row_begin =
+      static_cast<int>(output_tile - static_cast<long long>(group) * s.sequence.row_blocks) * kBlockRows;
+  set_split<kBlockRows>(p, s, static_cast<int>(s.tile_in_sequence - output_tile * s.sequence.num_tiles));
 }
 
-// The range of `count` tiles from tile `first` on, at its first split. Tile `first` is tile `tile_in_sequence` of
-// sequence `batch`.
+// Advances to the next split, which begins the next output tile. live is 0 at the end of the range. In place: the range
+// is in shared memory, and one thread walks while its warp waits. The code is long, so a kernel has one copy of it.
 template <int kTileKeys, int kBlockRows>
-__device__ __forceinline__ StreamKRange start(const AttentionParams& p, long long total, long long first,
-                                              long long count, int batch, long long tile_in_sequence) {
-  StreamKRange s{};
-  s.total_tiles = total, s.next_tile = first, s.tiles_left = count, s.tile_in_sequence = tile_in_sequence;
-  s.batch = batch;
-  if (count <= 0) return s;
-  s.sequence = read_sequence<kTileKeys, kBlockRows>(p, batch);
-  if (p.whole_pairs) {
-    // An output tile belongs to the range that has its first key tile.
-    const int tiles = s.sequence.num_tiles,
-              into = static_cast<int>(tile_in_sequence - divide(tile_in_sequence, tiles) * tiles);
-    const int skipped = into == 0 ? 0 : tiles - into;
-    s.next_tile += skipped, s.tiles_left -= skipped, s.tile_in_sequence += skipped;
+__device__ __noinline__ void advance(const AttentionParams& p, StreamKRange& s) {
+  s.live = 0;
+  if (s.tiles_left <= 0) return;
+  int row_begin = s.split.row_begin + kBlockRows, head = s.split.head;
+  if (row_begin >= s.sequence.row_blocks * kBlockRows) {
+    row_begin = 0, head += p.head_lanes;
+    if (head >= p.num_heads_kv) {
+      head = head_lane(p);
+      do {
+        if (s.batch + 1 >= p.batch) return;  // the schedule was made for other lengths
+        s.sequence = read_sequence<kTileKeys, kBlockRows>(p, ++s.batch);
+      } while (s.sequence.row_blocks == 0);
+    }
   }
-  advance<kTileKeys, kBlockRows>(p, s);
-  return s;
+  s.split.row_begin = row_begin, s.split.head = head;
+  set_split<kBlockRows>(p, s, 0);
+}
+
+// The tiles from where a range begins to the next output tile; 0 if one begins there. Before start().
+__device__ __forceinline__ int tiles_to_next(const StreamKRange& s) {
+  const int tiles = s.sequence.num_tiles,
+            into = static_cast<int>(s.tile_in_sequence - divide(s.tile_in_sequence, tiles) * tiles);
+  return into == 0 ? 0 : tiles - into;
 }
 
 }  // namespace attune::scheduler

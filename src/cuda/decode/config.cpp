@@ -294,9 +294,8 @@ Config choose_config(const Problem& p, const DeviceShape& device, const std::str
     c.vectors = false;
   choose_blocks(p, device, blocks_of_rows, c);
   if (c.cluster > 0) return c;
-  c.schedule_threads = p.batch <= 256 ? 256 : 1024;
-
   choose_grid(p, device.num_sms * c.blocks_per_sm, c);
+  c.schedule_threads = std::max<int64_t>(p.batch, c.blocks / c.head_lanes) <= 256 ? 256 : 1024;
   return c;
 }
 
