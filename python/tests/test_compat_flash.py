@@ -143,6 +143,21 @@ def test_qv_over_a_latent_cache(rotary):
         assert_same(out[b], plain(torch.cat([qv[b], turned], -1), rows, rows[..., :512], causal=True)[0], factor=8)
 
 
+@pytest.mark.parametrize("odd", [False, True])
+@everywhere
+def test_qv_beside_q_is_not_copied(odd, monkeypatch):
+    """Unless a row does not begin at a multiple of 16 bytes."""
+    q, qv, latent = (randn(2, 2, 4, 64 + odd) / 8)[..., odd:], randn(2, 2, 4, 512) / 8, randn(6, 16, 1, 576)
+    fields, call = [], attune.attention
+    monkeypatch.setattr(attune, "attention", lambda *args, **more: fields.append(more) or call(*args, **more))
+    out = flash_attn_3.flash_attn_with_kvcache(q, latent[..., 512:], latent[..., :512], qv=qv, cache_seqlens=ints(30, 11),
+                                               page_table=ints(*TABLE), causal=True)
+    assert ("q_rope" in fields[0]) == (not odd and q.element_size() == 2)
+    for b, n in enumerate([30, 11]):
+        rows = latent[torch.tensor(TABLE[b]).clamp(max=5)].flatten(0, 1)[:n]
+        assert_same(out[b], plain(torch.cat([qv[b], q[b]], -1), rows, rows[..., :512], causal=True)[0], factor=8)
+
+
 @everywhere
 def test_qv_over_dense_keys():
     q, qv, k, v = randn(2, 5, 4, 16), randn(2, 5, 4, 32), randn(2, 7, 2, 16), randn(2, 7, 2, 32)

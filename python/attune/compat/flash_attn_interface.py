@@ -197,7 +197,10 @@ def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: tor
     else:
         rope_offset = fields["head_dim_v"] = v_cache.shape[-1]
         cache = attune.KVCache(_latent(function, k_cache, v_cache), page_table=page_table, batch_index=cache_batch_idx)
-        q = torch.cat([qv, q], dim=-1)
+        if k is None and softmax_scale != 0 and _apart(q, qv):
+            fields["q_rope"], q = q, qv
+        else:
+            q = torch.cat([qv, q], dim=-1)
         if k is not None and v is not None:
             k, v = torch.cat([v, k], dim=-1), None
     if k_cache.dtype == torch.float8_e4m3fn:
@@ -361,6 +364,13 @@ def _dense(function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, qv:
         fields.update(prologue=attune.Prologue(qkv_scale=torch.cat(scales)), out_dtype=torch.bfloat16)
     out, lse = attend(q, k, v, want_lse, fields, empty_rows=None)
     return (out, lse) if want_lse else out
+
+
+def _apart(q: torch.Tensor, qv: torch.Tensor) -> bool:
+    """Whether kernels take both as they are (attune.attention's q_rope): 16-bit rows of 64 and 512 channels, at multiples of 16 bytes."""
+    return (q.shape[-1], qv.shape[-1]) == (64, 512) and all(
+        x.element_size() == 2 and x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and all(step % 8 == 0 for step in x.stride()[:-1])
+        for x in (q, qv))
 
 
 def _latent(function: str, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
