@@ -107,6 +107,13 @@ TEST_F(EmulatedDecode, HeadDimsAndGroups) {
                                                       R"("heads": [4, 1], "head_dim": [64, 64], "dtype": "f32")"});
 }
 
+// Where four channels are no vector of 8 bytes.
+TEST_F(EmulatedDecode, OutputsAtAnyAddress) {
+  check(R"("kv": "paged", "heads": [8, 2], "head_dim": [64, 64], "dtype": "bf16", "seqlens_kv": [200, 33])",
+        {R"("strides": "odd")", R"("strides": "spread")", R"("strides": "spread", "dtype": "f16")",
+         R"("strides": "spread", "out_dtype": "f32")", R"("strides": "spread", "out_dtype": "e4m3")"});
+}
+
 TEST_F(EmulatedDecode, RowsThatSeeDifferentKeys) {
   check(R"("kv": "paged", "heads": [6, 2], "head_dim": [128, 128], "dtype": "bf16", "seqlens_kv": [200, 70])",
         {R"("seqlens_q": [4, 4], "causal": true)",

@@ -154,6 +154,10 @@ TEST_F(EmulatedStamp, OtherLengthsGiveNan) {
          {"decode, first of many lengths", decode, kManySequences, one_less(&attune_attention::seqused_kv, 0)},
          {"decode, later length", decode, kManySequences, one_less(&attune_attention::seqused_kv, 500)},
          {"decode, last length", decode, kManySequences, one_less(&attune_attention::seqused_kv, 599)},
+         {"decode, fewer tiles than were cut", decode, kDecode,
+          [](attune_attention& a) {
+            for (int i = 0; i < 3; ++i) static_cast<int32_t*>(a.seqused_kv.data)[i] = 1;
+          }},
          {"decode, offsets", decode, kDecode, one_less(&attune_attention::cu_seqlens_q, 1), false},
          {"decode, finished", decode, kDecode, one_less<uint8_t>(&attune_attention::finished, 0), false},
          {"prompts, offsets", prefill, kPrompt, one_less(&attune_attention::cu_seqlens_q, 1)},

@@ -172,7 +172,8 @@ Case read_case(const json& value, const std::string& area) {
                        {{"dense", StrideMode::kDense},
                         {"odd", StrideMode::kOdd},
                         {"transposed", StrideMode::kTransposed},
-                        {"packed", StrideMode::kPacked}});
+                        {"packed", StrideMode::kPacked},
+                        {"spread", StrideMode::kSpread}});
   int64_t batch = 1;
   o.get("batch", batch);
   if (const json* lengths = o.find("seqlens_kv")) {

@@ -18,7 +18,7 @@ namespace attune::cases {
 enum class KvSource { kDense, kContiguous, kPaged, kSlots };
 // kRagged: rank 3 with cu_seqlens_q. kFixed: rank 4. kFlat: rank 3 without cu_seqlens_q.
 enum class QueryShape { kRagged, kFixed, kFlat };
-enum class StrideMode { kDense, kOdd, kTransposed, kPacked };
+enum class StrideMode { kDense, kOdd, kTransposed, kPacked, kSpread };  // kSpread: elements of out lie two apart
 enum class Lengths { kNone, kBatch, kToken };
 
 struct CacheSpec {

@@ -259,7 +259,9 @@ void Problem::build_outputs() {
   const Case& c = case_;
   const attune_dtype dtype = c.resolved_out_dtype();
   const int64_t seqlen = host_.q.rank == 4 ? host_.q.shape[1] : -1;
-  host_.out = add_rows("out", dtype, num_rows_, seqlen, c.num_heads_q, c.head_dim_v);
+  const int64_t apart = c.strides == StrideMode::kSpread ? 2 : 1;
+  host_.out = add_rows("out", dtype, num_rows_, seqlen, c.num_heads_q, apart * c.head_dim_v);
+  host_.out.shape[host_.out.rank - 1] = c.head_dim_v, host_.out.stride[host_.out.rank - 1] = apart;
   if (c.out_scale) {
     host_.out_scale = arena_.add("out_scale", ATTUNE_FLOAT32, {1});
     encode(ATTUNE_FLOAT32, 3.7, host_.out_scale.data);

@@ -37,7 +37,7 @@ constexpr Dtypes kDtypes[] = {{ATTUNE_BFLOAT16, ATTUNE_BFLOAT16},
                               {ATTUNE_FLOAT16, ATTUNE_FLOAT16},
                               {ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3},
                               {ATTUNE_BFLOAT16, ATTUNE_INT8}};
-constexpr int64_t kBatches[] = {1, 2, 4, 16, 64, 128};
+constexpr int64_t kBatches[] = {1, 2, 4, 16, 64, 128, 512};
 constexpr int64_t kKeys[] = {512, 1024, 4096, 8192, 32768, 131072};
 // Blocks copy the keys of prompts in pairs: where there is a KV head for each query head, of long ones over a cache,
 // and of encoders.

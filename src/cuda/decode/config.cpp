@@ -193,7 +193,8 @@ int choose_head_lanes(const Problem& p, int blocks) {
 
 int64_t rows_of_sequence(const Problem& p) { return std::max<int64_t>(1, p.max_seqlen_q) * p.group; }
 
-// Sets the number of blocks: one a key tile, at most `most`.
+// Sets the number of blocks, one a key tile, at most `most`, and the threads that schedule them: one for each sequence
+// and each range, as far as registers go.
 void choose_grid(const Problem& p, int most, Config& c) {
   const int64_t key_tiles = std::max<int64_t>(1, ceil_div(p.max_seqlen_kv, c.warps * kKeysOfWarp));
   const double tiles = static_cast<double>(p.batch) * static_cast<double>(p.heads_kv) *
@@ -201,6 +202,7 @@ void choose_grid(const Problem& p, int most, Config& c) {
   c.blocks = static_cast<int>(std::clamp(tiles, 1.0, static_cast<double>(most)));
   c.head_lanes = choose_head_lanes(p, c.blocks);
   c.blocks -= c.blocks % c.head_lanes;
+  c.schedule_threads = std::max<int64_t>(p.batch, c.blocks / c.head_lanes) <= 256 ? 256 : 768;
 }
 
 }  // namespace
@@ -295,7 +297,6 @@ Config choose_config(const Problem& p, const DeviceShape& device, const std::str
   choose_blocks(p, device, blocks_of_rows, c);
   if (c.cluster > 0) return c;
   choose_grid(p, device.num_sms * c.blocks_per_sm, c);
-  c.schedule_threads = std::max<int64_t>(p.batch, c.blocks / c.head_lanes) <= 256 ? 256 : 1024;
   return c;
 }
 
