@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A schedule that was made for another call gives NaN, no numbers: the CUDA kernels on the CPU (tests/emulator), as
 // attune_run_scheduled launches them, with something that a schedule follows from changed after attune_schedule.
+#include <algorithm>
 #include <cmath>
 #include <functional>
 
@@ -49,6 +50,7 @@ class EmulatedStamp : public EmulatedPrefill {
       for (const double x : tests::gather_values(t)) ++(std::isnan(x) ? outcome.nans : outcome.numbers);
     }
     EXPECT_EQ(workspace.buffer.check_guards(), "");
+    EXPECT_EQ(problem.arena().check_guards(), "");
     return outcome;
   }
   static void change_stamp(const kernels::AttentionParams& k) {
@@ -110,6 +112,10 @@ template <class T = int32_t>
 Change one_less(attune_tensor attune_attention::*tensor, int64_t i) {
   return [=](attune_attention& a) { --static_cast<T*>((a.*tensor).data)[i]; };
 }
+// All sequences have one key: a walk finds fewer tiles than its range has.
+Change shortened(int64_t batch) {
+  return [=](attune_attention& a) { std::fill_n(static_cast<int32_t*>(a.seqused_kv.data), batch, 1); };
+}
 Change no_change() {
   return [](attune_attention&) {};
 }
@@ -118,6 +124,9 @@ const char* const kDecode = R"({"name": "x", "kv": "paged", "heads": [4, 2], "he
     "seqlens_q": [1, 1, 2], "seqlens_kv": [150, 40, 300], "finished": [0, 0, 0], "poison": false})";
 const char* const kFixed = R"({"name": "x", "kv": "paged", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16",
     "queries": "fixed", "seqlens_q": [2, 2], "seqlens_kv": [150, 40], "poison": false})";
+// The last range has several sequences.
+const char* const kShortLast = R"({"name": "x", "kv": "paged", "heads": [4, 1], "head_dim": [64, 64], "dtype": "bf16",
+    "queries": "fixed", "seqlens_q": 1, "seqlens_kv": [3000, 300, 300, 300, 300, 300], "poison": false})";
 // More sequences than threads load at a time, eight each.
 const char* const kManySequences = R"({"name": "x", "kv": "paged", "heads": [2, 1], "head_dim": [16, 16],
     "dtype": "bf16", "queries": "fixed", "batch": 600, "seqlens_q": 1, "seqlens_kv": 5, "poison": false})";
@@ -154,10 +163,8 @@ TEST_F(EmulatedStamp, OtherLengthsGiveNan) {
          {"decode, first of many lengths", decode, kManySequences, one_less(&attune_attention::seqused_kv, 0)},
          {"decode, later length", decode, kManySequences, one_less(&attune_attention::seqused_kv, 500)},
          {"decode, last length", decode, kManySequences, one_less(&attune_attention::seqused_kv, 599)},
-         {"decode, fewer tiles than were cut", decode, kDecode,
-          [](attune_attention& a) {
-            for (int i = 0; i < 3; ++i) static_cast<int32_t*>(a.seqused_kv.data)[i] = 1;
-          }},
+         {"decode, fewer tiles than were cut", decode, kDecode, shortened(3)},
+         {"decode, fewer tiles behind the last sequence", decode, kShortLast, shortened(6)},
          {"decode, offsets", decode, kDecode, one_less(&attune_attention::cu_seqlens_q, 1), false},
          {"decode, finished", decode, kDecode, one_less<uint8_t>(&attune_attention::finished, 0), false},
          {"prompts, offsets", prefill, kPrompt, one_less(&attune_attention::cu_seqlens_q, 1)},

@@ -29,7 +29,8 @@ struct Split {
 // A block's stream-K range, and the current split of the walk over it. The schedule kernel sets it to the first split.
 struct alignas(16) StreamKRange {
   long long total_tiles;  // of the call
-  long long next_tile, tiles_left, tile_in_sequence;
+  long long next_tile, tiles_left;
+  long long tile_in_sequence;  // of next_tile, until the first split is set
   int batch;
   int live;        // there is a current split
   int blocks;      // the most ranges into which the tiles are cut

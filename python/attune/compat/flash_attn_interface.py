@@ -18,6 +18,7 @@ import torch
 import attune
 
 from .._errors import whole
+from ..integrations._latent import rope_apart
 from ._shared import refuse, suggesting, window
 from .flash_attn import attend, attend_to_cache
 
@@ -367,8 +368,8 @@ def _dense(function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, qv:
 
 
 def _apart(q: torch.Tensor, qv: torch.Tensor) -> bool:
-    """Whether kernels take both as they are (attune.attention's q_rope): 16-bit rows of 64 and 512 channels, at multiples of 16 bytes."""
-    return (q.shape[-1], qv.shape[-1]) == (64, 512) and all(
+    """Whether kernels take both as they are (attune.attention's q_rope): 16-bit rows at multiples of 16 bytes."""
+    return rope_apart(qv.shape[-1] + q.shape[-1], qv.shape[-1]) > 0 and all(
         x.element_size() == 2 and x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and all(step % 8 == 0 for step in x.stride()[:-1])
         for x in (q, qv))
 
