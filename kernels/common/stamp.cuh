@@ -85,6 +85,12 @@ __device__ __forceinline__ unsigned stamp_of_list(const AttentionParams& p, cons
   return sum;
 }
 
+// Adds a warp's terms to *sum, in shared memory.
+__device__ __forceinline__ void add_of_warp(unsigned mine, unsigned* sum) {
+  mine = static_cast<unsigned>(ptx::sum_of_warp(static_cast<int>(mine)));
+  if (threadIdx.x % 32 == 0) atomicAdd(sum, mine);
+}
+
 // Adds the batch's stamp to *sum, in shared memory. threads: whole warps, from thread 0 on. kSparse: keys come from
 // lists.
 template <bool kSparse = false, class Params>
@@ -96,8 +102,7 @@ __device__ __forceinline__ void add_stamps(const Params& p, int thread, int thre
     mine += stamp_of_list(p, p.list_of_slots, -1, thread, threads);
     mine += stamp_of_list(p, p.list_of_extra, -2, thread, threads);
   }
-  mine = static_cast<unsigned>(ptx::sum_of_warp(static_cast<int>(mine)));
-  if (threadIdx.x % 32 == 0) atomicAdd(sum, mine);
+  add_of_warp(mine, sum);
 }
 
 // The same in two steps, for few threads and without lists of keys: load() requests what the first kRounds sequences of
@@ -119,8 +124,7 @@ class StampLoads {
     }
 #pragma unroll 1
     for (int b = thread + kRounds * threads; b < p.batch; b += threads) mine += stamp_of(p, b, StampTerms{p, b});
-    mine = static_cast<unsigned>(ptx::sum_of_warp(static_cast<int>(mine)));
-    if (threadIdx.x % 32 == 0) atomicAdd(sum, mine);
+    add_of_warp(mine, sum);
   }
 
  private:

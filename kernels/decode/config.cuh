@@ -68,6 +68,7 @@ struct Config {
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims go in steps of 8");
   static_assert(kRowTiles == 1 || kRowTiles == 2 || kRowTiles == 4, "8, 16 or 32 packed rows a block");
+  static_assert(kWarps <= kRows, "every warp has a query row to store");
   static_assert(kMergeChannels % 16 == 0, "the exchange moves whole blocks of channels");
   static_assert(16 * (kBlocksQk + kBlocksV) <= kScratchFloats, "a new token's key and value fit a warp's scratch");
   static_assert(kStages >= 2, "one stage loads while another is read");

@@ -78,10 +78,7 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
     if (!whole) combine_if_last(p, split, range.sequence.q_begin, range, shared.is_last);
     __syncthreads();
     if constexpr (Config::kNewTokens) {
-      if (p.tiles_done != nullptr) {
-        append_last(p, split, range.sequence, shared);
-        __syncthreads();
-      }
+      if (p.tiles_done != nullptr) append_last(p, split, range.sequence, shared);
     }
   }
 }

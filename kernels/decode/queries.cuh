@@ -69,29 +69,27 @@ __device__ __forceinline__ void store_query_row(const float (&x)[QueryInput::kVe
 }
 
 // Stores all rows of the split, and zeros after its end. Warp w stores rows w, w + kWarps.. kVectors: `inputs` have
-// loaded the first of them.
+// loaded the first of them. The prologue is compiled once: where there is one, kInputs is 1.
 template <int kInputs>
 __device__ __forceinline__ void store_queries(const AttentionParams& p, const Split& split, const Sequence& s,
                                               QueryInput (&inputs)[kInputs], unsigned char* rows, float* scales,
                                               float* scratch) {
   constexpr int kVec = QueryInput::kVec;
-  const int d = QueryInput::first_channel(), warp = threadIdx.x / 32;
-  if constexpr (Config::kVectors) {
+  const int d = QueryInput::first_channel();
+  int r = threadIdx.x / 32;
 #pragma unroll
-    for (int i = 0; i < kInputs; ++i) {
-      const int r = warp + i * Config::kWarps;
-      float x[kVec] = {};
-      if (r < split.num_rows) inputs[i].apply(p, x);
-      if (kInputs * Config::kWarps <= Config::kRows || r < Config::kRows) store_query_row(x, r, rows, scales);
-    }
+  for (int i = 0; i < kInputs - 1; ++i, r += Config::kWarps) {
+    float x[kVec] = {};
+    if (r < split.num_rows) inputs[i].apply(p, x);
+    store_query_row(x, r, rows, scales);
   }
+  QueryInput& input = inputs[kInputs - 1];
 #pragma unroll 1
-  for (int r = warp + (Config::kVectors ? kInputs * Config::kWarps : 0); r < Config::kRows; r += Config::kWarps) {
+  for (;;) {
     float x[kVec] = {};
     if (r < split.num_rows) {
       if constexpr (Config::kVectors) {
-        inputs[0].load(p, query_row(p, split, s, r), p.q, true);
-        inputs[0].apply(p, x);
+        input.apply(p, x);
       } else {
         prepare_in_memory<Config::kHeadDimQk, common::kRowOfQ, 16 * Config::kBlocksQk>(p, query_row(p, split, s, r),
                                                                                        p.q, p.q_dim_stride, scratch);
@@ -101,6 +99,9 @@ __device__ __forceinline__ void store_queries(const AttentionParams& p, const Sp
       }
     }
     store_query_row(x, r, rows, scales);
+    r += Config::kWarps;
+    if (r >= Config::kRows) break;
+    if (Config::kVectors && r < split.num_rows) input.load(p, query_row(p, split, s, r), p.q, true);
   }
 }
 
