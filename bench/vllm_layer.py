@@ -9,6 +9,7 @@ Each backend's outputs are compared with attention in float64 first. GPU time is
 that waits until the host has issued all of them: so the host is not in it. Attune makes its schedule in the step's first layer, inside;
 vLLM's backends make theirs with the metadata, outside. Ratios are of GPU times in the same round, median of rounds: above 1, Attune is
 faster. Each of a step's layers reads its own cache, of CACHES in turn.
+Host: microseconds a layer, and of a step's metadata, median of STEPS steps.
 """
 
 import argparse
@@ -225,37 +226,48 @@ class Backend:
 
 
 SLEEP = {"cycles": 4_000_000}
+STEPS = 8  # that a measurement takes the median of, as an engine goes on from step to step: in the first the host's caches are cold
+
+
+def microseconds_of(call):
+    begin = time.perf_counter()
+    call()
+    return (time.perf_counter() - begin) * 1e6
 
 
 def time_of(call, device):
     """(GPU, host) microseconds of a layer; call runs LAYERS of them. GPU None on the CPU."""
     if device == "cpu":
-        begin = time.perf_counter()
-        call()
-        return None, (time.perf_counter() - begin) * 1e6 / LAYERS
+        return None, statistics.median(microseconds_of(call) for _ in range(STEPS)) / LAYERS
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(8):
+    gpu, host = [], []
+    for _ in range(2 * STEPS):
         torch.cuda.synchronize()
         torch.cuda._sleep(SLEEP["cycles"])
         start.record()
-        begin = time.perf_counter()
-        call()
-        host = (time.perf_counter() - begin) * 1e6 / LAYERS
+        host.append(microseconds_of(call))
         issued_in_time = not start.query()
         stop.record()
         stop.synchronize()
         if issued_in_time:
+            gpu.append(start.elapsed_time(stop) * 1e3)
+        else:
+            SLEEP["cycles"] = min(2 * SLEEP["cycles"], 1 << 30)
+        if len(gpu) == STEPS:
             break
-        SLEEP["cycles"] *= 2
-    return start.elapsed_time(stop) * 1e3 / LAYERS, host
+    if not gpu:
+        sys.exit("vllm_layer: the host took longer to issue a step than the GPU waits for it: the times would hold the host's")
+    return statistics.median(gpu) / LAYERS, statistics.median(host) / LAYERS
 
 
 def measure(backend, device):
-    begin = time.perf_counter()
+    builds, builders = [], []  # the latter of the backend; a build has what vLLM does around it, too
+    for _ in range(STEPS):
+        builds.append(microseconds_of(backend.build))
+        builders.append(backend.builder_us)
     metadata = backend.build()
-    found = {"build": ((None, (time.perf_counter() - begin) * 1e6))}
-    found["builder"] = None, backend.builder_us  # of the backend; build has what vLLM does around it, too
-    found["attention"] = time_of(lambda: backend.attend(metadata), device)
+    found = {"build": (None, statistics.median(builds)), "builder": (None, statistics.median(builders)),
+             "attention": time_of(lambda: backend.attend(metadata), device)}
     if not backend.step.case.mla:
         found["update"] = time_of(lambda: backend.update(metadata), device)
     return found
