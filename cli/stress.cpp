@@ -350,9 +350,10 @@ void run_stress(const StressOptions& options, attune_device device) {
     const std::string operation = cases::operation_name(spec);
     if (cases::is_planned(spec) ? planned.count(operation) == 0 : !std::regex_search(operation, only)) continue;
     const int repeats = repeats_of(options, index, device);
-    const cases::StressReport report = cases::stress(spec, memory, repeats);
+    const auto wanted = [&](const std::string& kernel) { return std::regex_search(kernel, only); };
+    const cases::StressReport report = cases::stress(spec, memory, repeats, wanted);
     if (report.kernel.empty() && report.passed()) continue;  // no kernel takes it
-    if (!report.kernel.empty() && !std::regex_search(report.kernel, only)) continue;
+    if (!report.kernel.empty() && !wanted(report.kernel)) continue;
     ++cases_run;
     cases_far += is_far ? 1 : 0;
     Counts& counts = kernels[report.kernel.empty() ? "no kernel" : report.kernel];

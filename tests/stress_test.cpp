@@ -64,6 +64,24 @@ TEST(Stress, FindsWhatOneRunDoesToAnother) {
   }
 }
 
+TEST(Stress, DoesNotRunWhatIsNotWanted) {
+  for (const char* name : {"attention", "attention_backward"}) {
+    const cases::Case spec = find_case(
+        [&](const cases::Case& c) { return std::string(cases::operation_name(c)) == name && c.indexer.topk == 0; });
+    std::string asked;
+    const cases::StressReport report =
+        cases::stress(spec, cases::host_memory(), kRepeats, [&](const std::string& kernel) {
+          asked = kernel;
+          return false;
+        });
+    EXPECT_EQ(report.failure, "") << spec.name;
+    EXPECT_EQ(report.runs, 0) << spec.name;
+    EXPECT_EQ(report.kernel.rfind("cpu_", 0), 0u) << spec.name;
+    EXPECT_EQ(report.kernel, asked);
+    EXPECT_GT(cases::stress(spec, cases::host_memory(), kRepeats, [](const std::string&) { return true; }).runs, 0);
+  }
+}
+
 // The other is another batch, of the same kernel.
 TEST(Stress, RunsUnlikeBatchesBesideEachOther) {
   const cases::Case spec = find_case([](const cases::Case& c) { return c.batch() > 2 && c.beam_width <= 1; });

@@ -28,11 +28,22 @@ start() { # NAME COMMAND...: in the background, its output to OUT/NAME.log
   pids+=($!)
 }
 
+# Processes share the GPU by NVIDIA's MPS where it is installed: 12 that took turns ran a fifteenth of the batches. None may be killed
+# while it runs: NVIDIA documents that the others may then fail. Sanitizers and benchmarks go without.
+share=(env)
+if command -v nvidia-cuda-mps-control >/dev/null; then
+  mps=$(mktemp -d)
+  share=(env "CUDA_MPS_PIPE_DIRECTORY=$mps" "CUDA_MPS_LOG_DIRECTORY=$mps")
+  "${share[@]}" nvidia-cuda-mps-control -d || share=(env)
+fi
+end_sharing() { [[ ${#share[@]} -eq 1 ]] || echo quit | "${share[@]}" nvidia-cuda-mps-control; }
+trap end_sharing EXIT
+
 for ((i = 0; i < shards; ++i)); do
-  start "tests_$i" env GTEST_TOTAL_SHARDS="$shards" GTEST_SHARD_INDEX="$i" "$tests" --gtest_filter="${FILTER:-Cuda*}"
+  start "tests_$i" "${share[@]}" GTEST_TOTAL_SHARDS="$shards" GTEST_SHARD_INDEX="$i" "$tests" --gtest_filter="${FILTER:-Cuda*}"
 done
 for arch in ${ARCHS:-}; do
-  start "check_$arch" env ATTUNE_ARCH="$arch" "$attune" check --device cuda:0
+  start "check_$arch" "${share[@]}" ATTUNE_ARCH="$arch" "$attune" check --device cuda:0
 done
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck synccheck initcheck racecheck; do
@@ -51,11 +62,13 @@ grep -H 'SUMMARY' "$out"/{mem,sync,init,race}check.log 2>/dev/null
 grep -h -E '^\[  (PASSED|FAILED|SKIPPED) +\]' "$out"/tests_*.log | sort | uniq -c | sort -rn | head -20
 
 for ((i = 0; i < shards; ++i)); do
-  start "stress_$i" "$attune" check --device cuda:0 --stress "${STRESS:-60}" --seed "$((RANDOM * 32768 + RANDOM))"
+  start "stress_$i" "${share[@]}" "$attune" check --device cuda:0 --stress "${STRESS:-60}" --seed "$((RANDOM * 32768 + RANDOM))"
 done
 for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
 grep -h -E '^(seed|FAILED)|^  cuda' "$out"/stress_*.log
 
+end_sharing
+share=(env)
 if [[ $bench != - ]]; then
   "$attune" bench --device cuda:0 --no-check --filter "$bench" 2>&1 | tee "$out/decode.txt"
   if python3 -c 'import attune, torch' 2>/dev/null; then

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._errors import InvalidArgument, shape_of, suggesting, whole
-from ._ops import _given, call, hand_out, make
+from ._ops import call, hand_out, make
 from ._records import Array, KVCache
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ def indexer_topk(q: ArrayT, weights: Array, cache: KVCache, *, topk: int | None 
     """
     rows = shape_of("q", q)[:-2]
     indices, topk_length = _outputs(rows, topk, indices, topk_length, q)
-    call("indexer_topk", _given(q=q, weights=weights, cache=cache, q_scale=q_scale, cu_seqlens_q=cu_seqlens_q,
-                                seqused_kv=seqused_kv, causal=causal, key_begin=key_begin, key_end=key_end, form=form,
-                                slot_table=slot_table, slot_page_size=slot_page_size, slot_pages=slot_pages,
-                                max_seqlen_kv=max_seqlen_kv, indices=indices, topk_length=topk_length), workspace, stream)
+    call("indexer_topk", dict(q=q, weights=weights, cache=cache, q_scale=q_scale, cu_seqlens_q=cu_seqlens_q,
+                              seqused_kv=seqused_kv, causal=causal, key_begin=key_begin, key_end=key_end, form=form,
+                              slot_table=slot_table, slot_page_size=slot_page_size, slot_pages=slot_pages,
+                              max_seqlen_kv=max_seqlen_kv, indices=indices, topk_length=topk_length), workspace, stream)
     return hand_out(indices, q), hand_out(topk_length, q)
 
 
@@ -63,9 +63,9 @@ def indexer_scores(q: ArrayT, weights: Array, cache: KVCache, *, q_scale: Array 
             raise InvalidArgument("max_seqlen_kv and scores are None; one of them must say how many columns the scores have")
         scores = make((*shape_of("q", q)[:-2], whole("max_seqlen_kv", max_seqlen_kv)), "float32", q)
         clear_scores = True if clear_scores is None else clear_scores
-    call("indexer_scores", _given(q=q, weights=weights, cache=cache, q_scale=q_scale, cu_seqlens_q=cu_seqlens_q,
-                                  seqused_kv=seqused_kv, causal=causal, key_begin=key_begin, key_end=key_end,
-                                  max_seqlen_kv=max_seqlen_kv, scores=scores, clear_scores=clear_scores), workspace, stream)
+    call("indexer_scores", dict(q=q, weights=weights, cache=cache, q_scale=q_scale, cu_seqlens_q=cu_seqlens_q,
+                                seqused_kv=seqused_kv, causal=causal, key_begin=key_begin, key_end=key_end,
+                                max_seqlen_kv=max_seqlen_kv, scores=scores, clear_scores=clear_scores), workspace, stream)
     return hand_out(scores, q)
 
 
@@ -82,10 +82,10 @@ def indexer_select(scores: ArrayT, *, topk: int | None = None, cache: KVCache | 
     """
     rows = shape_of("scores", scores)[:-1]
     indices, topk_length = _outputs(rows, topk, indices, topk_length, scores)
-    call("indexer_select", _given(scores=scores, cache=cache, cu_seqlens_q=cu_seqlens_q, seqused_kv=seqused_kv, causal=causal,
-                                  key_begin=key_begin, key_end=key_end, form=form, slot_table=slot_table,
-                                  slot_page_size=slot_page_size, slot_pages=slot_pages, max_seqlen_kv=max_seqlen_kv,
-                                  indices=indices, topk_length=topk_length), workspace, stream)
+    call("indexer_select", dict(scores=scores, cache=cache, cu_seqlens_q=cu_seqlens_q, seqused_kv=seqused_kv, causal=causal,
+                                key_begin=key_begin, key_end=key_end, form=form, slot_table=slot_table,
+                                slot_page_size=slot_page_size, slot_pages=slot_pages, max_seqlen_kv=max_seqlen_kv,
+                                indices=indices, topk_length=topk_length), workspace, stream)
     return hand_out(indices, scores), hand_out(topk_length, scores)
 
 

@@ -39,9 +39,10 @@ def hand_out(array: Any, like: Any) -> Any:
 
 
 def call(name: str, arguments: dict[str, Any], *more: Any) -> None:
-    """An operation of the extension module, or its operator while torch.compile looks. more: workspace and stream."""
+    """An operation of the extension module, or its operator while torch.compile looks. arguments: None where nothing is given. more:
+    workspace and stream."""
     if _tracing():
-        tracer.call(name, arguments)
+        tracer.call(name, _given(**arguments))
     else:
         getattr(_core, name)(arguments, *more)
 
@@ -156,7 +157,7 @@ def merge(partial_out: Array, partial_lse: Array, *, sinks: Array | None = None,
         out = empty(shape[1:], dtype, partial_out)
     if lse is None and return_lse:
         lse = empty(shape[1:-1], "float32", partial_out)
-    _core.merge(_given(partial_out=partial_out, partial_lse=partial_lse, sinks=sinks, out=out, out_scale=out_scale, lse=lse),
+    _core.merge(dict(partial_out=partial_out, partial_lse=partial_lse, sinks=sinks, out=out, out_scale=out_scale, lse=lse),
                 stream)
     return _pair(out, lse, partial_out)
 
@@ -174,15 +175,15 @@ def cache_append(cache: KVCache, k: Array, v: Array | None = None, *, slots: Arr
             rows of each sequence; None: one sequence, or one token for each.
         finished: bool [batch], writes nothing. power_of_two_scales: scales of "mla_656", and scales per token and head.
     """
-    call("cache_append", _given(cache=cache, k=k, v=v, slots=slots, cu_seqlens=cu_seqlens, seqused_kv=seqused_kv,
-                                finished=finished, power_of_two_scales=power_of_two_scales), stream)
+    call("cache_append", dict(cache=cache, k=k, v=v, slots=slots, cu_seqlens=cu_seqlens, seqused_kv=seqused_kv,
+                              finished=finished, power_of_two_scales=power_of_two_scales), stream)
 
 
 @suggesting
 def cache_quantize(cache: KVCache, k: Array, v: Array | None = None, *, power_of_two_scales: bool = False,
                    stream: Any = None) -> None:
     """Writes row i of k, v [tokens, num_heads_kv, head_dim] to slot i of the cache."""
-    call("cache_quantize", _given(cache=cache, k=k, v=v, power_of_two_scales=power_of_two_scales), stream)
+    call("cache_quantize", dict(cache=cache, k=k, v=v, power_of_two_scales=power_of_two_scales), stream)
 
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ if TYPE_CHECKING:
 @suggesting
 def cache_dequantize(cache: KVCache, k: Array, v: Array | None = None, *, stream: Any = None) -> Any:
     """Reads slot i of the cache to row i of k, v [tokens, num_heads_kv, head_dim], which are written and returned."""
-    call("cache_dequantize", _given(cache=cache, k=k, v=v), stream)
+    call("cache_dequantize", dict(cache=cache, k=k, v=v), stream)
     return k if v is None else (k, v)
 
 
@@ -220,5 +221,5 @@ def cache_gather(cache: KVCache, k: Array, v: Array | None = None, *, slots: Arr
         seqused_kv: int32 [batch], cu_seqlens: int32 [batch + 1]: the first seqused_kv[b] tokens of sequence b to rows
             cu_seqlens[b]...
     """
-    call("cache_gather", _given(cache=cache, k=k, v=v, slots=slots, cu_seqlens=cu_seqlens, seqused_kv=seqused_kv), stream)
+    call("cache_gather", dict(cache=cache, k=k, v=v, slots=slots, cu_seqlens=cu_seqlens, seqused_kv=seqused_kv), stream)
     return k if v is None else (k, v)

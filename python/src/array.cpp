@@ -5,8 +5,6 @@
 #include <cstring>
 #include <typeinfo>
 
-#include "torch.h"
-
 namespace attune::python {
 
 struct Arrays::View {
@@ -270,12 +268,14 @@ void Arrays::read(const Name& name, nb::handle array, View* view) {
   const TypeEntry entry = entry_of(array);
   switch (entry.protocol) {
     case Protocol::kExchange: {
-      refuse_what_would_be_lost(name, array);
       dlpack::Tensor tensor{};
       if (entry.api->tensor_from_object(array.ptr(), &tensor) != 0) {
         nb::python_error cause;
         unreadable(name, array, cause);
       }
+      // Of torch only parts of complex numbers have the negative bit, and only floats have gradients.
+      if (tensor.dtype.code == dlpack::kFloat) refuse_negative_bit(name, array);
+      if (dlpack::is_float(tensor.dtype.code)) differentiation_.refuse_loss(name, array);
       if (tensor.data == nullptr) refuse_transform(name, array);
       from_dlpack(name, array, tensor, view->as, &view->tensor);
       view->device_type = tensor.device.type;

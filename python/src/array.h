@@ -11,6 +11,7 @@
 
 #include "attune/attune.h"
 #include "dlpack.h"
+#include "torch.h"
 
 namespace attune::python {
 
@@ -79,6 +80,7 @@ class Arrays {
   const dlpack::ExchangeApi* api_ = nullptr;  // of the first array that has one
   nb::object first_;                          // the array that decided the device
   std::string read_only_cache_;
+  Differentiation differentiation_;
   std::vector<nb::object> held_;
 };
 

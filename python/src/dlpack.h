@@ -18,6 +18,8 @@ enum TypeCode : uint8_t {
   kFloat8E5m2 = 12
 };
 
+constexpr bool is_float(uint8_t code) { return code != kInt && code != kUInt && code != kBool; }
+
 struct Device {
   int32_t type;
   int32_t id;

@@ -1,16 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch.h"
 
+#include "array.h"
+
 namespace attune::python {
 namespace {
 
+// torch's attribute of that name, held for good; null as long as torch is not loaded.
+PyObject* attribute_of_torch(const char* name) {
+  nb::object torch = nb::module_::import_("sys").attr("modules").attr("get")("torch");
+  return torch.is_none() ? nullptr : nb::object(torch.attr(name)).release().ptr();
+}
+
+// Whether torch records what gradients need.
+bool records_gradients() {
+  static PyObject* is_grad_enabled = nullptr;
+  if (is_grad_enabled == nullptr) is_grad_enabled = attribute_of_torch("is_grad_enabled");
+  return is_grad_enabled != nullptr && nb::cast<bool>(nb::handle(is_grad_enabled)());
+}
 void refuse_gradient(const Name& name, nb::handle array) {
   static PyObject* requires_grad = PyUnicode_InternFromString("requires_grad");
   PyObject* wanted = PyObject_GetAttr(array.ptr(), requires_grad);
   if (wanted == nullptr) PyErr_Clear();
   const bool grad = wanted == Py_True;
   Py_XDECREF(wanted);
-  if (grad && nb::cast<bool>(nb::module_::import_("torch").attr("is_grad_enabled")()))
+  if (grad)
     invalid_argument(name.text() +
                      " requires grad, and this operation has no backward: call it under torch.no_grad(), or " +
                      "pass " + name.text() + ".detach()");
@@ -56,10 +70,14 @@ void refuse_transform(const Name& name, nb::handle array) {
                      "serve: call it outside, once for the whole batch");
 }
 
-void refuse_what_would_be_lost(const Name& name, nb::handle array) {
-  refuse_negative_bit(name, array);
-  refuse_gradient(name, array);
-  if (in_forward_mode()) refuse_tangent(name, array);
+void Differentiation::refuse_loss(const Name& name, nb::handle array) {
+  if (!asked_) {
+    gradients_ = records_gradients();
+    tangents_ = in_forward_mode();
+    asked_ = true;
+  }
+  if (gradients_) refuse_gradient(name, array);
+  if (tangents_) refuse_tangent(name, array);
 }
 
 }  // namespace attune::python

@@ -265,6 +265,8 @@ def test_what_is_stored_negated_is_refused_or_resolved():
     assert q.is_neg()
     with pytest.raises(ValueError, match="q has the negative bit.*: pass q.resolve_neg()"):
         attune.attention(q, k, k)
+    with pytest.raises(ValueError, match="k has the negative bit"):
+        attune.attention(k.half(), torch.imag(stored.to(torch.complex32).conj()), k.half())
     with pytest.raises(ValueError, match="out has the negative bit"):
         attune.attention(k, k, k, out=torch.imag(torch.zeros_like(stored).conj()))
     want = attune.attention(q.resolve_neg(), k, k)

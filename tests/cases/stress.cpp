@@ -277,7 +277,7 @@ StressReport stress_op(const Case& spec, Memory& memory, int repeats) {
 
 }  // namespace
 
-StressReport stress(const Case& spec, Memory& memory, int repeats) {
+StressReport stress(const Case& spec, Memory& memory, int repeats, const Wanted& wanted) {
   StressReport report;
   try {
     if (spec.indexer.topk > 0) {
@@ -285,12 +285,13 @@ StressReport stress(const Case& spec, Memory& memory, int repeats) {
     } else if (spec.op.operation != Operation::kAttention) {
       report = stress_op(spec, memory, repeats);
     } else if (spec.backward.on) {
-      report = stress_backward(spec, memory, repeats);
+      report = stress_backward(spec, memory, repeats, wanted);
     } else {
       Problem problem(spec, memory);
       Runner runner(problem);
       if (!runner.covered()) return report;
       report.kernel = runner.kernel();
+      if (!wanted(report.kernel)) return report;
       report.failure = run_all(problem, runner, repeats, report.runs);
     }
     // Also where something is wrong already: it must not be there for the next case.

@@ -3,6 +3,7 @@
 // however often and in whatever way it runs.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "case.h"
@@ -22,6 +23,10 @@ struct StressReport {
 // same bits; as must schedule with run_scheduled, and a replayed graph where the device has those. Where lengths lie in
 // arrays, the plan or graph runs again over fewer keys of two sequences of three; with batch_invariant the third keeps
 // its bits.
-StressReport stress(const Case& spec, Memory& memory, int repeats);
+//
+// A case whose kernel is not wanted is planned, which names the kernel, and not run.
+using Wanted = std::function<bool(const std::string& kernel)>;
+inline bool any_kernel(const std::string&) { return true; }
+StressReport stress(const Case& spec, Memory& memory, int repeats, const Wanted& wanted = any_kernel);
 
 }  // namespace attune::cases

@@ -188,13 +188,14 @@ std::string run_all(BackwardProblem& problem, Runner& runner, int repeats, int64
 
 }  // namespace
 
-StressReport stress_backward(const Case& spec, Memory& memory, int repeats) {
+StressReport stress_backward(const Case& spec, Memory& memory, int repeats, const Wanted& wanted) {
   StressReport report;
   if (!why_not_covered(spec, memory.device()).empty()) return report;
   BackwardProblem problem(spec, memory, Forward::kLibrary);
   Runner runner(problem);
   if (!runner.covered()) return report;
   report.kernel = runner.kernel();
+  if (!wanted(report.kernel)) return report;
   try {
     report.failure = run_all(problem, runner, repeats, report.runs);
   } catch (const Refused& e) {

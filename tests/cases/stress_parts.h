@@ -77,6 +77,6 @@ std::string bits_of_rows_differ(const char* name, int64_t b, const attune_tensor
                                 const Snapshot& before, const Snapshot& after);
 
 // stress() of a case of the backward.
-StressReport stress_backward(const Case& spec, Memory& memory, int repeats);
+StressReport stress_backward(const Case& spec, Memory& memory, int repeats, const Wanted& wanted);
 
 }  // namespace attune::cases
