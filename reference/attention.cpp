@@ -4,10 +4,10 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <numeric>
 #include <utility>
 
 #include "reference/operation.h"
+#include "reference/product.h"
 #include "reference/reference.h"
 #include "reference/score.h"
 #include "reference/softmax.h"
@@ -45,27 +45,25 @@ double sum_lost(const std::vector<double>& x, const std::vector<double>& lost) {
 
 void score_key(const Operation& op, const std::vector<double>& k, const std::vector<double>& k_lost, int64_t position,
                size_t j, Row& row) {
-  constexpr size_t kSums = 4;  // side by side: one sum would wait for itself, and that is most of a test's time
-  double products[kSums] = {}, magnitudes[kSums] = {};
-  for (size_t d = 0; d < k.size(); ++d) {
-    products[d % kSums] += row.q[d] * k[d];
-    magnitudes[d % kSums] += std::fabs(row.q[d] * k[d]);
-  }
-  const double product = std::accumulate(products, products + kSums, 0.0);
-  const double magnitude = std::accumulate(magnitudes, magnitudes + kSums, 0.0);
-  row.z[j] = score(op, row.query, position, product);
+  const Product qk = product(row.q, k);
+  row.z[j] = score(op, row.query, position, qk.sum);
   if (row.z[j] != -kInfinity) {  // else the key counts for nothing
     const double scale = std::fabs(softmax_scale(op.a));
-    row.result->z_abs = std::max(row.result->z_abs, scale * magnitude);
+    row.result->z_abs = std::max(row.result->z_abs, scale * qk.abs);
     row.result->z_lost = std::max(row.result->z_lost, scale * (sum_lost(row.q, k_lost) + sum_lost(k, row.q_lost)));
   }
   ++row.result->num_visible;
 }
 
 void add_value(double p, const std::vector<double>& v, const std::vector<double>& v_lost, RowResult& result) {
-  for (size_t d = 0; d < v.size(); ++d) result.out[d] += p * v[d];
-  for (size_t d = 0; d < v.size(); ++d) result.pv_abs[d] += p * std::fabs(v[d]);
-  for (size_t d = 0; d < v.size(); ++d) result.v_abs[d] += std::fabs(v[d]);
+  double* __restrict const out = result.out.data();
+  double* __restrict const pv_abs = result.pv_abs.data();
+  double* __restrict const v_abs = result.v_abs.data();
+  for (size_t d = 0; d < v.size(); ++d) {
+    out[d] += p * v[d];
+    pv_abs[d] += p * std::fabs(v[d]);
+    v_abs[d] += std::fabs(v[d]);
+  }
   for (size_t d = 0; d < v_lost.size(); ++d) result.pv_lost[d] += p * v_lost[d];
 }
 

@@ -3,9 +3,9 @@
 
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "reference/operation.h"
+#include "reference/product.h"
 #include "reference/reference.h"
 #include "reference/score.h"
 
@@ -13,21 +13,6 @@ namespace attune::reference {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-// A sum of products, and the sum of their magnitudes.
-struct Product {
-  double sum = 0, abs = 0;
-};
-
-Product product(const std::vector<double>& x, const std::vector<double>& y) {
-  constexpr size_t kSums = 4;  // side by side: one sum would wait for itself
-  double sums[kSums] = {}, magnitudes[kSums] = {};
-  for (size_t i = 0; i < x.size(); ++i) {
-    sums[i % kSums] += x[i] * y[i];
-    magnitudes[i % kSums] += std::fabs(x[i] * y[i]);
-  }
-  return {std::accumulate(sums, sums + kSums, 0.0), std::accumulate(magnitudes, magnitudes + kSums, 0.0)};
-}
 
 // The factor of a row of numbers in a gradient, and what it adds to Gradient::parts and scores, never negative.
 struct Weight {

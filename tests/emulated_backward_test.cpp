@@ -273,7 +273,8 @@ TEST_F(EmulatedBackward, TheListHasTheBlocksOfASequenceInTheirOrder) {
     const cases::Row row(R"("name": "list", "heads": [1, 1], "head_dim": [8, 8], "dtype": "bf16", "causal": true,
                             "backward": {}, "poison": false)");
     cases::BackwardProblem problem(
-        tests::make_case(row.with(cat(R"("seqlens_q": [)", lengths, R"(], "seqlens_kv": [)", lengths, "]"))));
+        tests::make_case(row.with(cat(R"("seqlens_q": [)", lengths, R"(], "seqlens_kv": [)", lengths, "]"))),
+        cases::host_memory(), cases::Forward::kLibrary);  // the list is of lengths alone
     cases::BackwardCall call = problem.host();
     const attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kRequired);
     const Config c = backward::choose_config(p);
