@@ -40,8 +40,8 @@ class EmulatedBackward : public Emulated {
       if (what.blocks == 0) continue;
       if (what.arguments == cuda::backward::Arguments::kMaps) {
         const cuda::backward::Maps m = cuda::backward::describe_maps(p, c, what.outputs);
-        launch(what, params, emulator::tensor_map(m.resident_x), emulator::tensor_map(m.resident_y),
-               emulator::tensor_map(m.x), emulator::tensor_map(m.y));
+        launch(what, params, emulator::tensor_map(m.resident_qk), emulator::tensor_map(m.resident_vdo),
+               emulator::tensor_map(m.qk), emulator::tensor_map(m.vdo));
       } else if (what.arguments == cuda::backward::Arguments::kBlockSum) {
         launch(what, cuda::backward::block_sum_params(p, params, what.outputs));
       } else {

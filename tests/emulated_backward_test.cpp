@@ -324,7 +324,8 @@ TEST_F(EmulatedBackward, MapsOfNoRowsHaveAnAddress) {
       if ((v == &p.forward.q || v == &p.dout) == no_queries) v->data = nullptr;
     }
     const Maps m = backward::describe_maps(p, backward::choose_config(p), kernels::kGradients);
-    for (const TensorMapDesc& map : {m.resident_x, m.resident_y, m.x, m.y}) EXPECT_NO_THROW(check_tensor_map(map));
+    for (const TensorMapDesc& map : {m.resident_qk, m.resident_vdo, m.qk, m.vdo})
+      EXPECT_NO_THROW(check_tensor_map(map));
   }
 }
 

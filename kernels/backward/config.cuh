@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The compile-time configuration and shared memory of the gradient kernel. A block keeps 128 rows of one side in shared
-// memory, the resident rows: keys, or queries in the pass of dq. It streams tiles of the other side. On each side x is
-// the operand of the scores, k or q, and y the other operand, v or dout:
+// memory, the resident rows: keys, or queries in the pass of dq. It streams tiles of the other side. On each side qk
+// is the operand of the scores, q or k, and vdo the other operand, v or dout (dO):
 //
-//   S = resident x * tile x^T    dP = resident y * tile y^T    dx += dS * tile x    dv += P * tile y (resident keys)
+//   S = resident qk * tile qk^T    dP = resident vdo * tile vdo^T
+//   dqk += dS * tile qk            dv += P * tile vdo (resident keys)
 //
 // If all gradients are computed in one pass, with resident keys, dS K is also added to dq of the tile.
 #pragma once
@@ -18,24 +19,24 @@ namespace attune::backward {
 struct Config {
   static constexpr int kGradients = ATTUNE_GRADIENTS;
   static constexpr bool kOfQueries = kGradients == kernels::kGradientDq, kSumsDq = kGradients == kernels::kGradients;
-  static constexpr bool kWithDx = kGradients != kernels::kGradientDv,
+  static constexpr bool kWithDqk = kGradients != kernels::kGradientDv,
                         kWithDv = (kGradients & kernels::kGradientDv) != 0;
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
   static constexpr int kTile = kernels::backward_tile(kHeadDimQk, kHeadDimV);
   using DqTile = backward::DqTile<kHeadDimQk, kHeadDimV>;
-  static constexpr int kXStages = ATTUNE_X_STAGES, kYStages = ATTUNE_Y_STAGES;
+  static constexpr int kQkStages = ATTUNE_QK_STAGES, kVdoStages = ATTUNE_VDO_STAGES;
   static constexpr int kConsumerGroups = 2, kConsumerWarps = 4 * kConsumerGroups, kThreads = 128 + 32 * kConsumerWarps;
   static constexpr int kWriters = 3;  // warps that add dq
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
   static constexpr ptx::Type kMmaType = ATTUNE_TYPE == common::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
   // Lines of 64 channels, steps of 16 channels, and channels of the accumulators.
   static constexpr int kLinesQk = kernels::lines_of(kHeadDimQk), kLinesV = kernels::lines_of(kHeadDimV);
-  static constexpr int kLinesResident = kLinesQk + (kWithDx ? kLinesV : 0);
+  static constexpr int kLinesResident = kLinesQk + (kWithDqk ? kLinesV : 0);
   static constexpr int kStepsQk = (kHeadDimQk + 15) / 16, kStepsV = (kHeadDimV + 15) / 16;
   static constexpr int kChannelsQk = (kHeadDimQk + 31) / 32 * 32, kChannelsV = (kHeadDimV + 31) / 32 * 32;
   // Registers of a tile's dq in a thread of a warpgroup.
   static constexpr int kDqRegisters = HalfHead<kHeadDimQk>::kChannels * kTile / 128;
-  static constexpr int kXBytes = kLinesQk * kTile * 128, kYBytes = kLinesV * kTile * 128;
+  static constexpr int kQkBytes = kLinesQk * kTile * 128, kVdoBytes = kLinesV * kTile * 128;
   static constexpr int kDsBuffers = 2, kDqBuffers = 2;
   static_assert(ATTUNE_TYPE == common::kBFloat16 || ATTUNE_TYPE == common::kFloat16, "wgmma takes 16-bit types");
   static_assert(kProducerRegisters + kConsumerGroups * kConsumerRegisters <= 65536 / kThreads / 8 * 8 * kThreads / 128,
@@ -43,8 +44,8 @@ struct Config {
   static_assert(kHeadDimQk <= 256 && kHeadDimV <= 256, "the accumulators would not fit the registers");
   static_assert(kernels::has_one_pass(kHeadDimQk, kHeadDimV) == ((kGradients & (kGradients - 1)) != 0),
                 "one gradient where each has a pass, otherwise several");
-  static_assert(kYStages == kXStages || kYStages == 1, "mainloop.cuh has one pipeline state for both");
-  static_assert(kXStages >= 2, "S of the next step reads its x while this step still uses its own");
+  static_assert(kVdoStages == kQkStages || kVdoStages == 1, "mainloop.cuh has one pipeline state for both");
+  static_assert(kQkStages >= 2, "S of the next step reads its qk while this step still uses its own");
 };
 
 // dS, [64 keys][queries], and dq of tiles, if dq is summed.
@@ -58,39 +59,45 @@ struct DqStorage<false> {};
 
 // Rows of 128 bytes, in swizzle atoms of 1,024 bytes: [lines of 64 channels][rows].
 struct SharedStorage {
-  alignas(1024) unsigned char resident[Config::kLinesResident * kBackwardRows * 128];  // x, then y
-  unsigned char x[Config::kXStages][Config::kXBytes];
-  unsigned char y[Config::kYStages][Config::kYBytes];
+  alignas(1024) unsigned char resident[Config::kLinesResident * kBackwardRows * 128];  // qk, then vdo
+  unsigned char qk[Config::kQkStages][Config::kQkBytes];
+  unsigned char vdo[Config::kVdoStages][Config::kVdoBytes];
   DqStorage<Config::kSumsDq> sums;
-  alignas(16) RowStats stats[Config::kXStages][Config::kTile];  // of tiles of queries
-  kernels::Barrier resident_full, x_full[Config::kXStages], x_empty[Config::kXStages], y_full[Config::kYStages],
-      y_empty[Config::kYStages];
+  alignas(16) RowStats stats[Config::kQkStages][Config::kTile];  // of tiles of queries
+  kernels::Barrier resident_full, qk_full[Config::kQkStages], qk_empty[Config::kQkStages], vdo_full[Config::kVdoStages],
+      vdo_empty[Config::kVdoStages];
   int work_tile_idx;  // from the tile scheduler
 };
 static_assert(sizeof(SharedStorage) == kernels::backward_shared_bytes(Config::kHeadDimQk, Config::kHeadDimV,
-                                                                      Config::kGradients, Config::kXStages,
-                                                                      Config::kYStages, sizeof(RowStats)),
+                                                                      Config::kGradients, Config::kQkStages,
+                                                                      Config::kVdoStages, sizeof(RowStats)),
               "the host asks for another size");
 
 struct Smem : common::SharedView<SharedStorage> {
   using SharedView::SharedView;
   __device__ __forceinline__ int& work_tile_idx() const { return ATTUNE_SHARED_FIELD(SharedStorage, work_tile_idx); }
-  __device__ __forceinline__ unsigned resident_x() const { return ATTUNE_SHARED_AT(SharedStorage, resident); }
-  __device__ __forceinline__ unsigned resident_y() const {
-    return resident_x() + Config::kLinesQk * kBackwardRows * 128;
+  __device__ __forceinline__ unsigned resident_qk() const { return ATTUNE_SHARED_AT(SharedStorage, resident); }
+  __device__ __forceinline__ unsigned resident_vdo() const {
+    return resident_qk() + Config::kLinesQk * kBackwardRows * 128;
   }
-  __device__ __forceinline__ unsigned x(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, x, i); }
-  __device__ __forceinline__ unsigned y(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, y, i); }
+  __device__ __forceinline__ unsigned qk(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, qk, i); }
+  __device__ __forceinline__ unsigned vdo(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, vdo, i); }
   __device__ __forceinline__ unsigned ds(int i) const { return sums() + i * (kBackwardRows * Config::kTile * 2); }
   __device__ __forceinline__ unsigned dq(int i) const {
     return ds(Config::kDsBuffers) + i * (Config::DqTile::kFloats * 4);
   }
   __device__ __forceinline__ unsigned stats(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, stats, i); }
   __device__ __forceinline__ unsigned resident_full() const { return ATTUNE_SHARED_AT(SharedStorage, resident_full); }
-  __device__ __forceinline__ unsigned x_full(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, x_full, i); }
-  __device__ __forceinline__ unsigned x_empty(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, x_empty, i); }
-  __device__ __forceinline__ unsigned y_full(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, y_full, i); }
-  __device__ __forceinline__ unsigned y_empty(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, y_empty, i); }
+  __device__ __forceinline__ unsigned qk_full(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, qk_full, i); }
+  __device__ __forceinline__ unsigned qk_empty(int i) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, qk_empty, i);
+  }
+  __device__ __forceinline__ unsigned vdo_full(int i) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, vdo_full, i);
+  }
+  __device__ __forceinline__ unsigned vdo_empty(int i) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, vdo_empty, i);
+  }
 
  private:
   __device__ __forceinline__ unsigned sums() const { return ATTUNE_SHARED_AT(SharedStorage, sums); }

@@ -22,7 +22,7 @@ static_assert(Config::kGradients == kernels::kGradientDt5Bias);
 constexpr int kColumns = 8 * (kN8Tiles + 1), kPitch = kColumns + 1;
 // Distances from -15 to kStep - 1, relative to that of the tile's first key and the warp's first query.
 constexpr int kDiagonals = kColumns + 7;
-static_assert(Config::kWarps * 8 * kPitch * 4 <= Config::kTile * (LayoutX::kPitch + LayoutY::kPitch),
+static_assert(Config::kWarps * 8 * kPitch * 4 <= Config::kTile * (LayoutQk::kPitch + LayoutVdo::kPitch),
               "dZ does not fit over a tile of K and V");
 
 __device__ __forceinline__ void clear_buckets(const Smem& smem) {
@@ -58,7 +58,7 @@ __device__ __forceinline__ float diagonal_sum(unsigned from, int diagonal) {
 __device__ __forceinline__ void add_to_buckets(const BackwardParams& p, const Smem& smem, int relative,
                                                const Scores& dz) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const unsigned warp_dz = smem.x() + warp * 8 * kPitch * 4, buckets = smem.buckets(warp);
+  const unsigned warp_dz = smem.qk() + warp * 8 * kPitch * 4, buckets = smem.buckets(warp);
   store_diagonals(warp_dz, dz);
   __syncwarp();
 #pragma unroll 1

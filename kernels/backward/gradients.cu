@@ -30,13 +30,13 @@ namespace attune::backward {
 __device__ __forceinline__ void init_barriers(const Smem& smem) {
   if (threadIdx.x == 0) {
     ptx::init_barrier(smem.resident_full(), 1);
-    for (int i = 0; i < Config::kXStages; ++i) {
-      ptx::init_barrier(smem.x_full(i), 1);
-      ptx::init_barrier(smem.x_empty(i), Config::kConsumerWarps);
+    for (int i = 0; i < Config::kQkStages; ++i) {
+      ptx::init_barrier(smem.qk_full(i), 1);
+      ptx::init_barrier(smem.qk_empty(i), Config::kConsumerWarps);
     }
-    for (int i = 0; i < Config::kYStages; ++i) {
-      ptx::init_barrier(smem.y_full(i), 1);
-      ptx::init_barrier(smem.y_empty(i), Config::kConsumerWarps);
+    for (int i = 0; i < Config::kVdoStages; ++i) {
+      ptx::init_barrier(smem.vdo_full(i), 1);
+      ptx::init_barrier(smem.vdo_empty(i), Config::kConsumerWarps);
     }
     ptx::publish_barriers();
   }
@@ -82,30 +82,30 @@ __device__ __forceinline__ void flag_nonfinite(const BackwardParams& p, int work
 __device__ __forceinline__ void run_consumer(const BackwardParams& p, const Smem& smem) {
   Accumulators a;
 #pragma unroll
-  for (float& x : a.x) x = 0;
+  for (float& x : a.dqk) x = 0;
 #pragma unroll
-  for (float& x : a.v) x = 0;
+  for (float& x : a.dv) x = 0;
   {
     const WorkTile work = work_tile_at(p, smem.work_tile_idx());
     if (work.tiles > 0) run_mainloop(p, smem, work, a);
   }
-  const bool nonfinite = any_nonfinite(a.x) || any_nonfinite(a.v);
+  const bool nonfinite = any_nonfinite(a.dqk) || any_nonfinite(a.dv);
   const bool any = ptx::named_barrier_any(kConsumerBarrier, 32 * Config::kConsumerWarps, nonfinite);
   if (threadIdx.x == 128) flag_nonfinite(p, smem.work_tile_idx(), any);
   // read twice: no register is left to keep it during the mainloop
   const WorkTile work = work_tile_at(p, smem.work_tile_idx());
-  if constexpr (Config::kWithDx) store<Config::kHeadDimQk>(p, work, Config::kOfQueries ? p.dq : p.dk, a.x, p.scale);
-  if constexpr (Config::kWithDv) store<Config::kHeadDimV>(p, work, p.dv, a.v, 1.0f);
+  if constexpr (Config::kWithDqk) store<Config::kHeadDimQk>(p, work, Config::kOfQueries ? p.dq : p.dk, a.dqk, p.scale);
+  if constexpr (Config::kWithDv) store<Config::kHeadDimV>(p, work, p.dv, a.dv, 1.0f);
 }
 
 }  // namespace attune::backward
 
 extern "C" __global__ void __launch_bounds__(attune::backward::Config::kThreads, 1)
     attune_backward_gradients(const __grid_constant__ attune::kernels::BackwardParams p,
-                              const __grid_constant__ attune::ptx::TensorMap resident_x,
-                              const __grid_constant__ attune::ptx::TensorMap resident_y,
-                              const __grid_constant__ attune::ptx::TensorMap x,
-                              const __grid_constant__ attune::ptx::TensorMap y) {
+                              const __grid_constant__ attune::ptx::TensorMap resident_qk,
+                              const __grid_constant__ attune::ptx::TensorMap resident_vdo,
+                              const __grid_constant__ attune::ptx::TensorMap qk,
+                              const __grid_constant__ attune::ptx::TensorMap vdo) {
   using namespace attune;
   using namespace attune::backward;
   const Smem smem(ptx::dynamic_shared());
@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(attune::backward::Config::kThreads,
     const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
     const WorkTile work = work_tile_at(p, smem.work_tile_idx());
     if (warp == 0) {
-      const Maps maps{resident_x, resident_y, x, y};
+      const Maps maps{resident_qk, resident_vdo, qk, vdo};
       Producer(p, maps, smem, work).run();
     } else if constexpr (Config::kSumsDq) {
       DqWriter(p, smem, work, warp - 1).run();

@@ -4,13 +4,13 @@
 // blocks of resident keys, which stream tiles of queries of all query heads of their KV head. No sum crosses a block,
 // and each has a fixed order: the bits are the same in every run, whatever the batch is.
 //
-//   S = resident x * tile x^T    dP = resident y * tile y^T    P = 2^(S scale - lse2)    dS = P (dP - delta)
-//   dx += dS * tile x            dv += P * tile y (resident keys)
+//   S = resident qk * tile qk^T    dP = resident vdo * tile vdo^T    P = 2^(S scale - lse2)    dS = P (dP - delta)
+//   dqk += dS * tile qk            dv += P * tile vdo (resident keys)
 //
 // A warp has 16 resident rows, and all rows of a tile or half of them at a time. S and dP, then P and dS stay in its
 // registers, in the layout of the next GEMM's left operand. The warps of a block synchronise twice a tile:
 //
-//   copy tile | barrier: it has arrived | S | dP | P, dS | dv | dx | barrier: all have read | copy next tile
+//   copy tile | barrier: it has arrived | S | dP | P, dS | dv | dqk | barrier: all have read | copy next tile
 //
 // Blocks are small, so that another block of the multiprocessor computes while one waits for its copies. All warps are
 // producers and consumers: producer mma/producer.cuh, GEMMs mma/gemms.cuh, P and dS mma/softmax.cuh; the loop over
@@ -43,8 +43,7 @@ __device__ __forceinline__ void store_four(const GradientRows& to, bool vectors,
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (channel + i < kHeadDim)
-      common::store_element(to.dtype, to.data, first + (channel + i) * to.dim_stride, x[i]);
+    if (channel + i < kHeadDim) common::store_element(to.dtype, to.data, first + (channel + i) * to.dim_stride, x[i]);
   }
 }
 
@@ -60,8 +59,8 @@ __device__ __forceinline__ void store(const BackwardParams& p, const WorkTile& w
   for (int h = 0; h < 2; ++h) {
     const int row = resident_row(w) + 8 * h;
     if (row >= w.end) continue;
-    const long long first = Config::kOfQueries ? query_offset(p, w.s, w.batch, to, row, w.head)
-                                               : key_offset(w.s, w.batch, to, row, w.head);
+    const long long first =
+        Config::kOfQueries ? query_offset(p, w.s, w.batch, to, row, w.head) : key_offset(w.s, w.batch, to, row, w.head);
 #pragma unroll
     for (int line = 0; line < kLines; ++line) {
 #pragma unroll
@@ -78,9 +77,9 @@ __device__ __forceinline__ void store(const BackwardParams& p, const WorkTile& w
 __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem& smem) {
   const WorkTile& work = smem.work();
   const unsigned warp = threadIdx.x / 32;
-  Sums<Config::kLinesQk> dx;  // registers only for what the launch computes
+  Sums<Config::kLinesQk> dqk;  // registers only for what the launch computes
   Sums<Config::kLinesV> dv;
-  clear(dx), clear(dv);
+  clear(dqk), clear(dv);
   const int first_head = Config::kOfQueries ? work.head : work.head * p.group;  // of q
   if (work.first < work.last) copy_resident(p, smem);
   for (int i = 0; i < (Config::kOfQueries ? 1 : p.group); ++i) {
@@ -95,18 +94,19 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
       for (int step = 0; step < Config::kTile; step += Config::kStep) {
         const unsigned pairs = visible_pairs(p, work, head, row + step);
         if (__any_sync(0xffffffffu, pairs != 0) == 0) continue;
-        const unsigned x = smem.x() + step * LayoutX::kPitch, y = smem.y() + step * LayoutY::kPitch;
+        const unsigned qk = smem.qk() + step * LayoutQk::kPitch, vdo = smem.vdo() + step * LayoutVdo::kPitch;
         Scores s, d = {};
-        multiply<Config::kLinesQk>(smem.resident_x() + 16 * warp * LayoutX::kPitch, x, s);
-        if constexpr (Config::kWithDx) multiply<Config::kLinesV>(smem.resident_y() + 16 * warp * LayoutY::kPitch, y, d);
+        multiply<Config::kLinesQk>(smem.resident_qk() + 16 * warp * LayoutQk::kPitch, qk, s);
+        if constexpr (Config::kWithDqk)
+          multiply<Config::kLinesV>(smem.resident_vdo() + 16 * warp * LayoutVdo::kPitch, vdo, d);
         make_p_and_ds(p, work, smem.stats(Config::kOfQueries ? 0 : step), pairs, head, row + step, s, d);
-        if constexpr (Config::kWithDv) accumulate<Config::kLinesV>(s, y, row, dv);
-        if constexpr (Config::kWithDx) accumulate<Config::kLinesQk>(d, x, head, dx);
+        if constexpr (Config::kWithDv) accumulate<Config::kLinesV>(s, vdo, row, dv);
+        if constexpr (Config::kWithDqk) accumulate<Config::kLinesQk>(d, qk, head, dqk);
       }
     }
   }
-  if constexpr (Config::kWithDx)
-    store<Config::kHeadDimQk, Config::kLinesQk>(p, work, Config::kOfQueries ? p.dq : p.dk, dx, p.scale);
+  if constexpr (Config::kWithDqk)
+    store<Config::kHeadDimQk, Config::kLinesQk>(p, work, Config::kOfQueries ? p.dq : p.dk, dqk, p.scale);
   if constexpr (Config::kWithDv) store<Config::kHeadDimV, Config::kLinesV>(p, work, p.dv, dv, 1.0f);
 }
 

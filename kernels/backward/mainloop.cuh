@@ -10,7 +10,8 @@
 // comes before dk, because the next block waits for dq's sums. In a pass of one gradient the warpgroups do not
 // synchronise:
 //
-//   dk, dq:  S (issued before) | issue dP | P | wait for dP, release y | dS | issue dx += dS x, S of step i + 1 | wait
+//   dk, dq:  S (issued before) | issue dP | P | wait for dP, release vdo | dS | issue dqk += dS qk, S of step i + 1 |
+//            wait
 //   dv:      S (issued before) | P | issue dv += P dO, S of step i + 1 | wait
 #pragma once
 
@@ -27,37 +28,37 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
   Scores softmax(p, smem, work, resident);
   ptx::wait_phase(smem.resident_full(), 0);
   if constexpr (Config::kSumsDq) zero_keys_past_end(smem, work);
-  const ptx::Descriptor resident_x = descriptor_of(smem.resident_x() + resident_rows),
-                        resident_y = descriptor_of(smem.resident_y() + resident_rows);
+  const ptx::Descriptor resident_qk = descriptor_of(smem.resident_qk() + resident_rows),
+                        resident_vdo = descriptor_of(smem.resident_vdo() + resident_rows);
   float s[kScores], d[kScores], dq[Config::kDqRegisters];
   unsigned ds_regs[kScores / 2], p_regs[kScores / 2];
-  common::PipelineState pipe;  // of x, and of y if y has as many stages
+  common::PipelineState pipe;  // of qk, and of vdo if it has as many stages
   Step step(work);
-  ptx::wait_phase(smem.x_full(0), 0);
-  multiply<Config::kStepsQk>(resident_x, smem.x(0), s);
+  ptx::wait_phase(smem.qk_full(0), 0);
+  multiply<Config::kStepsQk>(resident_qk, smem.qk(0), s);
   ptx::wgmma_wait<0>();
   ptx::fence_operand(s);
   for (int i = 0; i < steps; ++i) {
-    constexpr bool kOneY = Config::kYStages == 1;
-    const int y_stage = kOneY ? 0 : pipe.stage;
-    ptx::wait_phase(smem.y_full(y_stage), kOneY ? i & 1 : pipe.phase);
-    zero_tile_past_end(smem, work, step.row, pipe.stage, y_stage);
-    if constexpr (Config::kWithDx)
-      multiply<Config::kStepsV>(kRematerialize ? descriptor_of(smem.resident_y() + resident_rows) : resident_y,
-                                smem.y(y_stage), d);
+    constexpr bool kOneVdo = Config::kVdoStages == 1;
+    const int vdo_stage = kOneVdo ? 0 : pipe.stage;
+    ptx::wait_phase(smem.vdo_full(vdo_stage), kOneVdo ? i & 1 : pipe.phase);
+    zero_tile_past_end(smem, work, step.row, pipe.stage, vdo_stage);
+    if constexpr (Config::kWithDqk)
+      multiply<Config::kStepsV>(kRematerialize ? descriptor_of(smem.resident_vdo() + resident_rows) : resident_vdo,
+                                smem.vdo(vdo_stage), d);
     const ScoreCoords coords{p, work, work.begin + 64 * group + row_of_thread(), work.q_head(p, step.head)};
     const bool unmasked = softmax.unmasked(coords, step.row);
     const float slope = slope_of(p, work.batch, coords.head);
     softmax.forward(coords, unmasked, step.row, pipe.stage, slope, s, p_regs);
-    if constexpr (Config::kWithDv) accumulate(smem.y(y_stage), p_regs, a.v);
-    if constexpr (Config::kWithDx) {
+    if constexpr (Config::kWithDv) accumulate(smem.vdo(vdo_stage), p_regs, a.dv);
+    if constexpr (Config::kWithDqk) {
       ptx::wgmma_wait<Config::kWithDv ? 1 : 0>();
       ptx::fence_operand(d);
-      if constexpr (!Config::kWithDv) release(smem.y_empty(y_stage));
+      if constexpr (!Config::kWithDv) release(smem.vdo_empty(vdo_stage));
       softmax.backward(unmasked, step.row, pipe.stage, s, d);
       if constexpr (Config::kWithDv) {
         ptx::wgmma_wait<0>();  // dS will use the registers of P
-        ptx::fence_operand(a.v);
+        ptx::fence_operand(a.dv);
       }
       Scores::pack(d, ds_regs);
       if constexpr (Config::kSumsDq) {
@@ -65,17 +66,17 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
         store_scores_transposed(ds + group * (Config::kTile * 128), ds_regs);
         ptx::fence_async_proxy();
         sync_consumers();
-        multiply_dq(ds, smem.resident_x(), group, dq);
+        multiply_dq(ds, smem.resident_qk(), group, dq);
       }
-      accumulate(smem.x(pipe.stage), ds_regs, a.x);
+      accumulate(smem.qk(pipe.stage), ds_regs, a.dqk);
     }
     common::PipelineState next = pipe;
-    next.template next<Config::kXStages>();
+    next.template next<Config::kQkStages>();
     // If there is no next step, computes S of the last step again: ptxas serializes wgmma that are under a condition.
     const bool is_last = i + 1 == steps;
-    if (!is_last) ptx::wait_phase(smem.x_full(next.stage), next.phase);
-    multiply<Config::kStepsQk>(kRematerialize ? descriptor_of(smem.resident_x() + resident_rows) : resident_x,
-                               smem.x(is_last ? pipe.stage : next.stage), s);
+    if (!is_last) ptx::wait_phase(smem.qk_full(next.stage), next.phase);
+    multiply<Config::kStepsQk>(kRematerialize ? descriptor_of(smem.resident_qk() + resident_rows) : resident_qk,
+                               smem.qk(is_last ? pipe.stage : next.stage), s);
     if constexpr (Config::kSumsDq) {
       ptx::wgmma_wait<2>();
       ptx::fence_operand(dq);
@@ -83,10 +84,10 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
     }
     ptx::wgmma_wait<0>();
     ptx::fence_operand(s);
-    if constexpr (Config::kWithDx) ptx::fence_operand(a.x);
-    if constexpr (Config::kWithDv) ptx::fence_operand(a.v);
-    release(smem.x_empty(pipe.stage));
-    if constexpr (Config::kWithDv) release(smem.y_empty(y_stage));
+    if constexpr (Config::kWithDqk) ptx::fence_operand(a.dqk);
+    if constexpr (Config::kWithDv) ptx::fence_operand(a.dv);
+    release(smem.qk_empty(pipe.stage));
+    if constexpr (Config::kWithDv) release(smem.vdo_empty(vdo_stage));
     pipe = next;
     step.next(work);
   }

@@ -12,8 +12,8 @@ namespace attune::backward {
 
 // Registers only for what the launch computes.
 struct Accumulators {
-  float x[Config::kChannelsQk / 2];  // dk or dq, without the scale
-  float v[Config::kChannelsV / 2];   // dv
+  float dqk[Config::kChannelsQk / 2];  // dk or dq, without the scale
+  float dv[Config::kChannelsV / 2];
 };
 
 // The consumer warpgroup of this thread, 0 or 1.
@@ -28,7 +28,7 @@ __device__ __forceinline__ int row_of_thread() {
 
 // Whether descriptors of operands are computed in each step, because there are no registers for what derives from them.
 constexpr bool kRematerialize = kAlibi || kTables || kKeyMasks || kSoftcap || (kSinkShares && Config::kTile == 32) ||
-                           Config::kGradients == kernels::kGradientDk;
+                                Config::kGradients == kernels::kGradientDk;
 // The descriptor of a warpgroup's resident rows.
 __device__ __forceinline__ ptx::Descriptor descriptor_of(unsigned rows) {
   unsigned at[1] = {rows};
@@ -83,8 +83,7 @@ __device__ __forceinline__ void store_transposed_dq(unsigned to, int group, cons
 }
 
 // Passes dq of step i to the dq writers.
-__device__ __forceinline__ void publish_dq(const Smem& smem, int group, int i,
-                                             const float (&x)[Config::kDqRegisters]) {
+__device__ __forceinline__ void publish_dq(const Smem& smem, int group, int i, const float (&x)[Config::kDqRegisters]) {
   const int buffer = i % Config::kDqBuffers;
   if (i >= Config::kDqBuffers) ptx::named_barrier_sync(kDqEmptyBarrier + buffer, kDqThreads);
   if constexpr (Config::DqTile::kTransposed) {
@@ -112,18 +111,18 @@ __device__ __forceinline__ void clear_rows(unsigned tile, int first) {
 __device__ __forceinline__ void zero_keys_past_end(const Smem& smem, const WorkTile& work) {
   const int count = work.s.num_keys - work.begin;
   if (count >= kBackwardRows) return;
-  clear_rows<Config::kLinesQk, kBackwardRows>(smem.resident_x(), count);
+  clear_rows<Config::kLinesQk, kBackwardRows>(smem.resident_qk(), count);
   ptx::fence_async_proxy();
   sync_consumers();
 }
 // For those operands of a step's tile that enter a gradient. Called when they have arrived.
-__device__ __forceinline__ void zero_tile_past_end(const Smem& smem, const WorkTile& work, int row, int x_stage,
-                                                   int y_stage) {
+__device__ __forceinline__ void zero_tile_past_end(const Smem& smem, const WorkTile& work, int row, int qk_stage,
+                                                   int vdo_stage) {
   const int count = (Config::kOfQueries ? work.s.num_keys : work.s.num_q) - row;
   if (count >= Config::kTile) return;
   sync_consumers();  // both warpgroups have its S
-  if constexpr (Config::kWithDx) clear_rows<Config::kLinesQk, Config::kTile>(smem.x(x_stage), count);
-  if constexpr (Config::kWithDv) clear_rows<Config::kLinesV, Config::kTile>(smem.y(y_stage), count);
+  if constexpr (Config::kWithDqk) clear_rows<Config::kLinesQk, Config::kTile>(smem.qk(qk_stage), count);
+  if constexpr (Config::kWithDv) clear_rows<Config::kLinesV, Config::kTile>(smem.vdo(vdo_stage), count);
   ptx::fence_async_proxy();
   sync_consumers();
 }

@@ -12,7 +12,7 @@ namespace attune::backward {
 
 // [batch or 1, rows, heads, channels]: boxes of one line of channels, of the resident rows or of a tile's rows.
 struct Maps {
-  const ptx::TensorMap &resident_x, &resident_y, &x, &y;
+  const ptx::TensorMap &resident_qk, &resident_vdo, &qk, &vdo;
 };
 
 class Producer {
@@ -25,38 +25,38 @@ class Producer {
     if (work_.tiles == 0) return;
     const unsigned full = smem_.resident_full();
     ptx::arrive_expecting(full, Config::kLinesResident * kBackwardRows * 128);
-    copy<Config::kLinesQk, kBackwardRows>(smem_.resident_x(), maps_.resident_x, full, Config::kOfQueries, work_.head,
+    copy<Config::kLinesQk, kBackwardRows>(smem_.resident_qk(), maps_.resident_qk, full, Config::kOfQueries, work_.head,
                                           work_.begin);
-    if constexpr (Config::kWithDx)
-      copy<Config::kLinesV, kBackwardRows>(smem_.resident_y(), maps_.resident_y, full, Config::kOfQueries, work_.head,
-                                           work_.begin);
-    common::PipelineState x, y;
+    if constexpr (Config::kWithDqk)
+      copy<Config::kLinesV, kBackwardRows>(smem_.resident_vdo(), maps_.resident_vdo, full, Config::kOfQueries,
+                                           work_.head, work_.begin);
+    common::PipelineState qk, vdo;
     Step step(work_);
     for (int i = 0; i < work_.steps(); ++i, step.next(work_)) {
       const int head = Config::kOfQueries ? work_.head / p_.group : work_.q_head(p_, step.head);
-      load_x(x, head, step.row);
-      load_y(y, head, step.row);
-      x.next<Config::kXStages>();
-      y.next<Config::kYStages>();
+      load_qk(qk, head, step.row);
+      load_vdo(vdo, head, step.row);
+      qk.next<Config::kQkStages>();
+      vdo.next<Config::kVdoStages>();
     }
   }
 
  private:
   // Rows of queries come together with their stats.
-  __device__ __forceinline__ void load_x(const common::PipelineState& pipe, int head, int row) const {
+  __device__ __forceinline__ void load_qk(const common::PipelineState& pipe, int head, int row) const {
     constexpr int kStatsBytes = Config::kOfQueries ? 0 : Config::kTile * sizeof(RowStats);
-    const unsigned full = smem_.x_full(pipe.stage);
-    ptx::wait_phase(smem_.x_empty(pipe.stage), pipe.phase ^ 1);
-    ptx::arrive_expecting(full, Config::kXBytes + kStatsBytes);
-    copy<Config::kLinesQk, Config::kTile>(smem_.x(pipe.stage), maps_.x, full, !Config::kOfQueries, head, row);
+    const unsigned full = smem_.qk_full(pipe.stage);
+    ptx::wait_phase(smem_.qk_empty(pipe.stage), pipe.phase ^ 1);
+    ptx::arrive_expecting(full, Config::kQkBytes + kStatsBytes);
+    copy<Config::kLinesQk, Config::kTile>(smem_.qk(pipe.stage), maps_.qk, full, !Config::kOfQueries, head, row);
     if constexpr (!Config::kOfQueries)
       ptx::copy_bytes(smem_.stats(pipe.stage), stats_of(p_, work_.s, work_.batch, head) + row, kStatsBytes, full);
   }
-  __device__ __forceinline__ void load_y(const common::PipelineState& pipe, int head, int row) const {
-    const unsigned full = smem_.y_full(pipe.stage);
-    ptx::wait_phase(smem_.y_empty(pipe.stage), pipe.phase ^ 1);
-    ptx::arrive_expecting(full, Config::kYBytes);
-    copy<Config::kLinesV, Config::kTile>(smem_.y(pipe.stage), maps_.y, full, !Config::kOfQueries, head, row);
+  __device__ __forceinline__ void load_vdo(const common::PipelineState& pipe, int head, int row) const {
+    const unsigned full = smem_.vdo_full(pipe.stage);
+    ptx::wait_phase(smem_.vdo_empty(pipe.stage), pipe.phase ^ 1);
+    ptx::arrive_expecting(full, Config::kVdoBytes);
+    copy<Config::kLinesV, Config::kTile>(smem_.vdo(pipe.stage), maps_.vdo, full, !Config::kOfQueries, head, row);
   }
 
   // of_q: rows are those of q, otherwise those of k.

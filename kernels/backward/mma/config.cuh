@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The configuration, shared memory and work of gradients_mma.cu, and of dbias.cu and dt5_bias.cu, which compute the
-// same GEMMs. On each side x is the operand of the scores, k or q, and y the other operand, v or dout. A block has
+// same GEMMs. On each side qk is the operand of the scores, q or k, and vdo the other, v or dout. A block has
 // resident rows of one side and streams tiles of the other.
 #pragma once
 
@@ -14,7 +14,7 @@ struct Config {
   static constexpr int kType = ATTUNE_TYPE, kGradients = ATTUNE_GRADIENTS;
   static constexpr bool kOfTables = (kGradients & kernels::kGradientTables) != 0;  // sums of dZ, without a slope
   static constexpr bool kOfQueries = kOfTables || kGradients == kernels::kGradientDq;
-  static constexpr bool kWithDx = kGradients != kernels::kGradientDv,
+  static constexpr bool kWithDqk = kGradients != kernels::kGradientDv,
                         kWithDv = (kGradients & kernels::kGradientDv) != 0;
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
   static constexpr bool kIsFp32 = kType == common::kFloat32;
@@ -52,16 +52,16 @@ struct Layout {
     return row * kPitch + ((chunk ^ twist(row)) << 4);
   }
 };
-using LayoutX = Layout<Config::kLinesQk>;
-using LayoutY = Layout<Config::kLinesV>;
+using LayoutQk = Layout<Config::kLinesQk>;
+using LayoutVdo = Layout<Config::kLinesV>;
 
 // The resident rows of a block, and the streamed rows that they see.
 struct WorkTile {
   SequenceInfo s;
-  int batch, head;      // head: of the resident side
-  int begin, end;       // resident rows
-  int first, last;      // streamed rows: from the first row of the first tile to after the last row that counts
-  int vectors;          // bits: q, dout, k and v are aligned to 16 bytes and have contiguous channels
+  int batch, head;  // head: of the resident side
+  int begin, end;   // resident rows
+  int first, last;  // streamed rows: from the first row of the first tile to after the last row that counts
+  int vectors;      // bits: q, dout, k and v are aligned to 16 bytes and have contiguous channels
 
   // The first resident row: a block of dbias.cu has positions, which may begin before the sequence's queries.
   __device__ __forceinline__ int first_row() const { return Config::kOfTables ? max(begin, 0) : begin; }
@@ -113,9 +113,9 @@ __device__ __forceinline__ WorkTile work_tile_of(const BackwardParams& p, const 
 
 struct Smem {
   static constexpr int kQueries = Config::kOfQueries ? Config::kRows : Config::kTile;
-  static constexpr int kResidentX = 0, kResidentY = kResidentX + Config::kRows * LayoutX::kPitch,
-                       kX = kResidentY + (Config::kWithDx ? Config::kRows * LayoutY::kPitch : 0),
-                       kY = kX + Config::kTile * LayoutX::kPitch, kStats = kY + Config::kTile * LayoutY::kPitch,
+  static constexpr int kResidentQk = 0, kResidentVdo = kResidentQk + Config::kRows * LayoutQk::kPitch,
+                       kQk = kResidentVdo + (Config::kWithDqk ? Config::kRows * LayoutVdo::kPitch : 0),
+                       kVdo = kQk + Config::kTile * LayoutQk::kPitch, kStats = kVdo + Config::kTile * LayoutVdo::kPitch,
                        kWork = kStats + kQueries * static_cast<int>(sizeof(RowStats)),
                        kBuckets = kWork + kernels::kMmaWorkBytes,
                        kBucketsOfWarp =
@@ -128,8 +128,7 @@ struct Smem {
                 "the host asks for another size");
   unsigned char* memory;
   unsigned base;  // the shared address of the storage
-  __device__ __forceinline__ explicit Smem(unsigned char* shared)
-      : memory(shared), base(ptx::shared_address(shared)) {}
+  __device__ __forceinline__ explicit Smem(unsigned char* shared) : memory(shared), base(ptx::shared_address(shared)) {}
   __device__ __forceinline__ WorkTile& work() const { return *reinterpret_cast<WorkTile*>(memory + kWork); }
   // A word for each warp, after the work: which sequences use a block's entries (dbias.cu).
   __device__ __forceinline__ unsigned& sequences(int warp) const {
@@ -139,10 +138,10 @@ struct Smem {
   }
   // A warp's sums of T5's buckets.
   __device__ __forceinline__ unsigned buckets(int warp) const { return base + kBuckets + warp * kBucketsOfWarp; }
-  __device__ __forceinline__ unsigned resident_x() const { return base + kResidentX; }
-  __device__ __forceinline__ unsigned resident_y() const { return base + kResidentY; }
-  __device__ __forceinline__ unsigned x() const { return base + kX; }
-  __device__ __forceinline__ unsigned y() const { return base + kY; }
+  __device__ __forceinline__ unsigned resident_qk() const { return base + kResidentQk; }
+  __device__ __forceinline__ unsigned resident_vdo() const { return base + kResidentVdo; }
+  __device__ __forceinline__ unsigned qk() const { return base + kQk; }
+  __device__ __forceinline__ unsigned vdo() const { return base + kVdo; }
   __device__ __forceinline__ unsigned stats(int row) const {  // of the rows that are queries
     return base + kStats + row * static_cast<int>(sizeof(RowStats));
   }

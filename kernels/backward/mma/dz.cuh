@@ -43,8 +43,8 @@ __device__ __forceinline__ void recompute_nan_products(const Smem& smem, unsigne
       const bool fine = fabsf(s[n][j]) < ptx::infinity() && fabsf(d[n][j]) < ptx::infinity();
       if (fine || (pairs >> (4 * n + j) & 1) == 0) continue;
       const int resident = row + j / 2 * 8, key = 8 * n + first_column() + j % 2;
-      s[n][j] = product_of_rows<Config::kLinesQk>(smem.resident_x(), resident, smem.x(), key);
-      d[n][j] = product_of_rows<Config::kLinesV>(smem.resident_y(), resident, smem.y(), key);
+      s[n][j] = product_of_rows<Config::kLinesQk>(smem.resident_qk(), resident, smem.qk(), key);
+      d[n][j] = product_of_rows<Config::kLinesV>(smem.resident_vdo(), resident, smem.vdo(), key);
     }
   }
 }
@@ -61,16 +61,16 @@ __device__ __forceinline__ bool make_dz(const BackwardParams& p, const Smem& sme
   const unsigned pairs = visible_pairs(p, work, head, key);
   if (__any_sync(0xffffffffu, pairs != 0) == 0) return false;
   const unsigned warp = threadIdx.x / 32;
-  const unsigned resident_x = smem.resident_x() + 16 * warp * LayoutX::kPitch,
-                 resident_y = smem.resident_y() + 16 * warp * LayoutY::kPitch;
+  const unsigned resident_qk = smem.resident_qk() + 16 * warp * LayoutQk::kPitch,
+                 resident_vdo = smem.resident_vdo() + 16 * warp * LayoutVdo::kPitch;
   Scores s, terms;
   load_terms(p, work, pairs, head, key, terms);
   if constexpr (Config::kIn16Bits) {
-    multiply_16_bits<Config::kLinesQk>(resident_x, smem.x(), s);
-    multiply_16_bits<Config::kLinesV>(resident_y, smem.y(), dz);
+    multiply_16_bits<Config::kLinesQk>(resident_qk, smem.qk(), s);
+    multiply_16_bits<Config::kLinesV>(resident_vdo, smem.vdo(), dz);
   } else {
-    multiply<Config::kLinesQk>(resident_x, smem.x(), s);
-    multiply<Config::kLinesV>(resident_y, smem.y(), dz);
+    multiply<Config::kLinesQk>(resident_qk, smem.qk(), s);
+    multiply<Config::kLinesV>(resident_vdo, smem.vdo(), dz);
     recompute_nan_products(smem, pairs, s, dz);
   }
   make_p_and_ds(p, work, smem.stats(0), pairs, head, key, s, dz, &terms);

@@ -16,9 +16,7 @@ struct Rows {
   bool vectors;                      // rows are aligned to 16 bytes and have contiguous channels
   int missing = 0;  // rows before the first one that exists; count includes them, `first` is after them
 
-  __device__ __forceinline__ bool has(int row) const {
-    return row < count && (!Config::kOfTables || row >= missing);
-  }
+  __device__ __forceinline__ bool has(int row) const { return row < count && (!Config::kOfTables || row >= missing); }
 };
 // How many rows from `begin` on do not exist because they are before row 0.
 __device__ __forceinline__ int missing_rows(int begin) { return Config::kOfTables ? max(-begin, 0) : 0; }
@@ -26,7 +24,11 @@ __device__ __forceinline__ int missing_rows(int begin) { return Config::kOfTable
 // The rows from row `begin` on, of a sequence that has `rows` rows.
 template <class Array>
 __device__ __forceinline__ Rows rows_of(const Array& x, bool vectors, long long offset, int begin, int rows) {
-  return {x.data + offset * common::element_size(Config::kType), x.row_stride, x.dim_stride, rows - begin, vectors,
+  return {x.data + offset * common::element_size(Config::kType),
+          x.row_stride,
+          x.dim_stride,
+          rows - begin,
+          vectors,
           missing_rows(begin)};
 }
 
@@ -87,9 +89,9 @@ __device__ __forceinline__ void copy_rows(unsigned to, const Rows& rows) {
   }
 }
 
-// x: q or k. row: the first row.
+// q or k. row: the first row.
 template <bool kQ, int kCount>
-__device__ __forceinline__ void copy_x(const BackwardParams& p, const WorkTile& w, unsigned to, int head, int row) {
+__device__ __forceinline__ void copy_qk(const BackwardParams& p, const WorkTile& w, unsigned to, int head, int row) {
   constexpr int kSize = common::element_size(Config::kType);
   if constexpr (kQ) {
     const long long at = q_offset(p, w.s, w.batch, p.q_batch_stride, p.q_row_stride) +
@@ -101,9 +103,9 @@ __device__ __forceinline__ void copy_x(const BackwardParams& p, const WorkTile& 
                                                       key_offset(w.s, w.batch, p.new_k, row, head), row, w.s.num_keys));
   }
 }
-// y: dout or v.
+// dout or v.
 template <bool kQ, int kCount>
-__device__ __forceinline__ void copy_y(const BackwardParams& p, const WorkTile& w, unsigned to, int head, int row) {
+__device__ __forceinline__ void copy_vdo(const BackwardParams& p, const WorkTile& w, unsigned to, int head, int row) {
   if constexpr (kQ) {
     copy_rows<Config::kHeadDimV, kCount>(
         to, rows_of(p.dout, (w.vectors & kVectorsDout) != 0,
@@ -125,16 +127,17 @@ __device__ __forceinline__ void copy_stats(const BackwardParams& p, const Smem& 
 
 __device__ __forceinline__ void copy_resident(const BackwardParams& p, const Smem& smem) {
   const WorkTile& w = smem.work();
-  copy_x<Config::kOfQueries, Config::kRows>(p, w, smem.resident_x(), w.head, w.begin);
-  if constexpr (Config::kWithDx) copy_y<Config::kOfQueries, Config::kRows>(p, w, smem.resident_y(), w.head, w.begin);
+  copy_qk<Config::kOfQueries, Config::kRows>(p, w, smem.resident_qk(), w.head, w.begin);
+  if constexpr (Config::kWithDqk)
+    copy_vdo<Config::kOfQueries, Config::kRows>(p, w, smem.resident_vdo(), w.head, w.begin);
   if constexpr (Config::kOfQueries) copy_stats(p, smem, w.head, w.begin);
 }
 // Copies the tile that begins at `row`. q_head: of the pairs.
 __device__ __forceinline__ void copy_tile(const BackwardParams& p, const Smem& smem, int q_head, int row) {
   const WorkTile& w = smem.work();
   const int head = Config::kOfQueries ? kernels::divide(q_head, p.by_group) : q_head;
-  copy_x<!Config::kOfQueries, Config::kTile>(p, w, smem.x(), head, row);
-  copy_y<!Config::kOfQueries, Config::kTile>(p, w, smem.y(), head, row);
+  copy_qk<!Config::kOfQueries, Config::kTile>(p, w, smem.qk(), head, row);
+  copy_vdo<!Config::kOfQueries, Config::kTile>(p, w, smem.vdo(), head, row);
   if constexpr (!Config::kOfQueries) copy_stats(p, smem, q_head, row);
 }
 

@@ -27,14 +27,14 @@ constexpr int kMmaWorkBytes = 128;
 constexpr int kMostT5Entries = 4 * kMaxT5Steps + 4;
 // dbias.cu: a block has the entries of its rows, which are positions, and of this many tiles of keys.
 constexpr int kDbiasTiles = 4;
-// The resident rows and a tile of the streamed side, of x (k, or q) and of y (v, or dout), and the stats of those rows
-// that are queries.
+// The resident rows and a tile of the streamed side, of qk (k, or q) and of vdo (v, or dout), and the stats of
+// those rows that are queries.
 ATTUNE_SHARED_FUNCTION int mma_backward_shared_bytes(int head_dim_qk, int head_dim_v, int gradients, int rows, int tile,
                                                      int row_stats, int element_bytes) {
   const int bytes = mma_number_bytes(gradients, element_bytes);
-  const int x = mma_lines(head_dim_qk, bytes), y = mma_lines(head_dim_v, bytes);
+  const int qk = mma_lines(head_dim_qk, bytes), vdo = mma_lines(head_dim_v, bytes);
   const bool of_queries = gradients == kGradientDq || (gradients & kGradientTables) != 0;
-  return ((x + (gradients == kGradientDv ? 0 : y)) * rows + (x + y) * tile) * 128 +
+  return ((qk + (gradients == kGradientDv ? 0 : vdo)) * rows + (qk + vdo) * tile) * 128 +
          (of_queries ? rows : tile) * row_stats + kMmaWorkBytes +
          (gradients == kGradientDt5Bias ? rows / 16 * kMostT5Entries * 4 : 0);
 }

@@ -51,9 +51,9 @@ class CudaBackwardPlan final : public BackwardPlan {
       launch.stream = stream;
       if (arguments == Arguments::kMaps) {
         const Maps m = backward::describe_maps(p, c_, launches_[i].outputs);
-        launch_kernel(*kernels_[i], launch, params, make_tensor_map(m.resident_x, device_),
-                      make_tensor_map(m.resident_y, device_), make_tensor_map(m.x, device_),
-                      make_tensor_map(m.y, device_));
+        launch_kernel(*kernels_[i], launch, params, make_tensor_map(m.resident_qk, device_),
+                      make_tensor_map(m.resident_vdo, device_), make_tensor_map(m.qk, device_),
+                      make_tensor_map(m.vdo, device_));
       } else if (arguments == Arguments::kBlockSum) {
         launch_kernel(*kernels_[i], launch, backward::block_sum_params(p, params, launches_[i].outputs));
       } else {

@@ -101,7 +101,8 @@ Config::MmaShape Config::mma_shape(int outputs) const {
   return best;
 }
 
-// Two stages let the next tile be copied while this one is multiplied. y has one only where shared memory is too small.
+// Two stages let the next tile be copied while this one is multiplied. vdo has one only where shared memory is too
+// small.
 Config::Stages Config::stages(int outputs) const {
   const int most = tile() == 32 ? 3 : std::max(head_dim_qk, head_dim_v) > 64 ? 2 : 4;
   constexpr int kMostSharedBytes = 227 * 1024;
@@ -112,7 +113,7 @@ Config::Stages Config::stages(int outputs) const {
 }
 
 int Config::shared_bytes(int outputs, const Stages& s) const {
-  return kernels::backward_shared_bytes(head_dim_qk, head_dim_v, outputs, s.x, s.y,
+  return kernels::backward_shared_bytes(head_dim_qk, head_dim_v, outputs, s.qk, s.vdo,
                                         static_cast<int>(row_stats_bytes()));
 }
 
@@ -127,8 +128,8 @@ KernelSpec Config::row_stats_kernel() const {
 KernelSpec Config::gradients_kernel(int outputs) const {
   const Stages s = stages(outputs);
   return {"backward/gradients.cu", "attune_backward_gradients",
-          with_defines(*this, {define("ATTUNE_GRADIENTS", outputs), define("ATTUNE_X_STAGES", s.x),
-                               define("ATTUNE_Y_STAGES", s.y)}),
+          with_defines(*this, {define("ATTUNE_GRADIENTS", outputs), define("ATTUNE_QK_STAGES", s.qk),
+                               define("ATTUNE_VDO_STAGES", s.vdo)}),
           static_cast<size_t>(shared_bytes(outputs, s))};
 }
 KernelSpec Config::mma_kernel(int outputs) const {

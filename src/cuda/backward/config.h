@@ -49,7 +49,7 @@ struct Config {
   // Pipeline stages of the two streamed operands in gradients.cu: x (keys, or q) and y (v, or dout). outputs: the
   // gradients that the launch computes. And the shared memory that they need.
   struct Stages {
-    int x, y;
+    int qk, vdo;
   };
   Stages stages(int outputs) const;
   int shared_bytes(int outputs, const Stages& s) const;
@@ -87,7 +87,7 @@ kernels::BlockSumParams block_sum_params(const BackwardProblem& p, const kernels
 
 // The tensor maps of the gradient kernel that computes `outputs`, in the order of its parameters.
 struct Maps {
-  TensorMapDesc resident_x, resident_y, x, y;
+  TensorMapDesc resident_qk, resident_vdo, qk, vdo;
 };
 Maps describe_maps(const BackwardProblem& p, const Config& c, int outputs);
 
