@@ -30,14 +30,19 @@ start() { # NAME COMMAND...: in the background, its output to OUT/NAME.log
 
 # Processes share the GPU by NVIDIA's MPS where it is installed: 12 that took turns ran a fifteenth of the batches. None may be killed
 # while it runs: NVIDIA documents that the others may then fail. Sanitizers and benchmarks go without.
-share=(env)
+share=(env) mps=
+end_sharing() {
+  [[ -n $mps ]] || return 0
+  echo quit | "${share[@]}" nvidia-cuda-mps-control
+  rm -rf "$mps"
+  share=(env) mps=
+}
+trap end_sharing EXIT
 if command -v nvidia-cuda-mps-control >/dev/null; then
   mps=$(mktemp -d)
   share=(env "CUDA_MPS_PIPE_DIRECTORY=$mps" "CUDA_MPS_LOG_DIRECTORY=$mps")
-  "${share[@]}" nvidia-cuda-mps-control -d || share=(env)
+  "${share[@]}" nvidia-cuda-mps-control -d || end_sharing
 fi
-end_sharing() { [[ ${#share[@]} -eq 1 ]] || echo quit | "${share[@]}" nvidia-cuda-mps-control; }
-trap end_sharing EXIT
 
 for ((i = 0; i < shards; ++i)); do
   start "tests_$i" "${share[@]}" GTEST_TOTAL_SHARDS="$shards" GTEST_SHARD_INDEX="$i" "$tests" --gtest_filter="${FILTER:-Cuda*}"
@@ -68,7 +73,6 @@ for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
 grep -h -E '^(seed|FAILED)|^  cuda' "$out"/stress_*.log
 
 end_sharing
-share=(env)
 if [[ $bench != - ]]; then
   "$attune" bench --device cuda:0 --no-check --filter "$bench" 2>&1 | tee "$out/decode.txt"
   if python3 -c 'import attune, torch' 2>/dev/null; then

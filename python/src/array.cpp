@@ -5,6 +5,8 @@
 #include <cstring>
 #include <typeinfo>
 
+#include "torch.h"
+
 namespace attune::python {
 
 struct Arrays::View {

@@ -46,7 +46,7 @@ struct Config {
   bool sink_shares() const { return with_sinks && with_dlse; }
   size_t row_stats_bytes() const { return sink_shares() ? sizeof(kernels::SinkRowStats) : sizeof(kernels::RowStats); }
   int tile() const { return kernels::backward_tile(head_dim_qk, head_dim_v); }
-  // Pipeline stages of the two streamed operands in gradients.cu: x (keys, or q) and y (v, or dout). outputs: the
+  // Pipeline stages of the two streamed operands in gradients.cu: qk (k, or q) and vdo (v, or dout). outputs: the
   // gradients that the launch computes. And the shared memory that they need.
   struct Stages {
     int qk, vdo;
