@@ -119,11 +119,12 @@ def layer(results):
     def cell(value):
         return "" if value is None else f"{value:.1f}"
 
-    yield from table("step", "backend", "error", "attention", "cache update", "ratio", "host, layer", "host, builder")
+    yield from table("step", "backend", "error", "attention", "cache update", "ratio", "host, layer", "host, update", "host, builder")
     for one in results:
         ratio = one["ratio"].get("attention")
         yield row(one["case"], one["backend"], f"{one['error']:.1e}", cell(one["us"]["gpu_attention"]), cell(one["us"].get("gpu_update")),
-                  "" if ratio is None else f"{ratio:.3f}", cell(one["us"]["host_attention"]), cell(one["us"]["host_builder"]))
+                  "" if ratio is None else f"{ratio:.3f}", cell(one["us"]["host_attention"]), cell(one["us"].get("host_update")),
+                  cell(one["us"]["host_builder"]))
 
 
 def indexer(report):
@@ -156,7 +157,8 @@ all. What takes less than about 14 us is what the host took."""),
 the same bits; PyTorch's backends do not promise that."""),
     "layer": ("In vLLM", """
 `vllm_layer.py`: us of GPU time a layer, 32 layers back to back behind a kernel that waits for the host; error against float64, relative
-to the largest output. Attune's schedule is inside. Host: us a layer, and of the builder a step."""),
+to the largest output. Attune's schedule is inside. Ratio: the median of the rounds' ratios. Host: us a layer, of its cache update, and of
+the builder a step, medians of steps."""),
     "indexer": ("The indexer", """
 `cuda_indexer_bench`, us: 64 heads of 128 channels, e4m3, topk 2,048."""),
     "ops": ("Cache operations", """

@@ -11,7 +11,7 @@ using tests::EmulatedBackward;
 
 class EmulatedBackwardPasses : public EmulatedBackward {};
 
-// Several blocks of queries and of keys, and one; with one stage of y, and two; in each mask and score term.
+// Several blocks of queries and of keys, and one; with one stage of vdo, and two; in each mask and score term.
 TEST_F(EmulatedBackwardPasses, OfEveryVariant) {
   const cases::Row row(R"("name": "wide", "heads": [4, 2], "dtype": "bf16", "causal": true, "backward": {"dlse": true},
                           "seqlens_q": [200, 1, 0, 70], "seqlens_kv": [200, 70, 12, 150])");

@@ -57,7 +57,7 @@ struct LaneRow {
   }
 };
 using RowQk = LaneRow<kHeadDimQk>;
-using RowV = LaneRow<kHeadDimV>;
+using RowVdo = LaneRow<kHeadDimV>;
 
 struct Pair {
   int row, key, head;
@@ -76,8 +76,8 @@ struct Rows {
            p.q_dim_stride);
     return x;
   }
-  __device__ __forceinline__ RowV dout(int row, int head) const {
-    RowV y;
+  __device__ __forceinline__ RowVdo dout(int row, int head) const {
+    RowVdo y;
     y.load(p.dout.dtype, p.dout.data, query_offset(p, s, b, p.dout, row, head), p.dout.dim_stride);
     return y;
   }
@@ -89,7 +89,7 @@ struct Rows {
   }
 
   // P and dS of a pair. Returns false if the pair adds nothing.
-  __device__ __forceinline__ bool softmax(const RowQk& q, const RowQk& k, const RowV& dout, const RowV& v,
+  __device__ __forceinline__ bool softmax(const RowQk& q, const RowQk& k, const RowVdo& dout, const RowVdo& v,
                                           const RowStats& stats, const Pair& pair, float& probability,
                                           float& ds) const {
     Score score = Scores(p).of(q.dot(k));
@@ -117,7 +117,7 @@ __device__ __forceinline__ void recompute_query(const Rows& rows, int row, int h
   const long long at = query_offset(p, rows.s, rows.b, p.dq, row, head);
   if (is_finite<RowQk>(p.dq, at)) return;
   const RowQk q = rows.q(row, head);
-  const RowV dout = rows.dout(row, head);
+  const RowVdo dout = rows.dout(row, head);
   const RowStats stats = stats_of(p, rows.s, rows.b, head)[row];
   const Span keys = kRanges ? Span{0, rows.s.num_keys} : keys_of_query(p, rows.s, row);
   RowQk dq;
@@ -126,7 +126,7 @@ __device__ __forceinline__ void recompute_query(const Rows& rows, int row, int h
     if (kKeyMasks && !sees(p, rows.s, rows.b, row, head, key)) continue;
     const RowQk k = rows.dense<RowQk>(p.new_k, key, head / p.group);
     float probability, ds;
-    const RowV v = rows.dense<RowV>(p.new_v, key, head / p.group);
+    const RowVdo v = rows.dense<RowVdo>(p.new_v, key, head / p.group);
     if (rows.softmax(q, k, dout, v, stats, {row, key, head}, probability, ds)) dq.add(ds, k);
   }
   dq.store(p.dq, at, p.scale);
@@ -136,20 +136,20 @@ __device__ __forceinline__ void recompute_key(const Rows& rows, int key, int kv_
   const BackwardParams& p = rows.p;
   const long long at_k = key_offset(rows.s, rows.b, p.dk, key, kv_head),
                   at_v = key_offset(rows.s, rows.b, p.dv, key, kv_head);
-  const bool fine_k = is_finite<RowQk>(p.dk, at_k), fine_v = is_finite<RowV>(p.dv, at_v);
+  const bool fine_k = is_finite<RowQk>(p.dk, at_k), fine_v = is_finite<RowVdo>(p.dv, at_v);
   if (fine_k && fine_v) return;
   const RowQk k = rows.dense<RowQk>(p.new_k, key, kv_head);
-  const RowV v = rows.dense<RowV>(p.new_v, key, kv_head);
+  const RowVdo v = rows.dense<RowVdo>(p.new_v, key, kv_head);
   const Span queries = kRanges && key < rows.s.num_keys ? Span{0, rows.s.num_q} : queries_of_key(p, rows.s, key);
   RowQk dk;
-  RowV dv;
+  RowVdo dv;
   dk.zero(), dv.zero();
   for (int head = kv_head * p.group; head < (kv_head + 1) * p.group; ++head) {
     const RowStats* const stats = stats_of(p, rows.s, rows.b, head);
     for (int row = queries.begin; row < queries.end; ++row) {
       if (kKeyMasks && !sees(p, rows.s, rows.b, row, head, key)) continue;
       const RowQk q = rows.q(row, head);
-      const RowV dout = rows.dout(row, head);
+      const RowVdo dout = rows.dout(row, head);
       float probability, ds;
       if (!rows.softmax(q, k, dout, v, stats[row], {row, key, head}, probability, ds)) continue;
       dk.add(ds, q);

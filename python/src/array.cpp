@@ -275,7 +275,8 @@ void Arrays::read(const Name& name, nb::handle array, View* view) {
         nb::python_error cause;
         unreadable(name, array, cause);
       }
-      // Of torch only parts of complex numbers have the negative bit, and only floats have gradients.
+      // Of torch only parts of complex numbers have the negative bit, but for what its own _neg_view makes; and only
+      // floats have gradients.
       if (tensor.dtype.code == dlpack::kFloat) refuse_negative_bit(name, array);
       if (dlpack::is_float(tensor.dtype.code)) differentiation_.refuse_loss(name, array);
       if (tensor.data == nullptr) refuse_transform(name, array);

@@ -9,7 +9,8 @@ namespace {
 // torch's attribute of that name, held for good; null as long as torch is not loaded.
 PyObject* attribute_of_torch(const char* name) {
   nb::object torch = nb::module_::import_("sys").attr("modules").attr("get")("torch");
-  return torch.is_none() ? nullptr : nb::object(torch.attr(name)).release().ptr();
+  nb::object found = nb::getattr(torch, name, nb::handle(Py_None));  // none, either, while torch is being loaded
+  return found.is_none() ? nullptr : found.release().ptr();
 }
 
 // Whether torch records what gradients need.

@@ -24,7 +24,8 @@ struct StressReport {
 // arrays, the plan or graph runs again over fewer keys of two sequences of three; with batch_invariant the third keeps
 // its bits.
 //
-// A case whose kernel is not wanted is planned, which names the kernel, and not run.
+// A case whose kernel is not wanted is planned, which names the kernel, and not run; but for the forward that a
+// backward needs.
 using Wanted = std::function<bool(const std::string& kernel)>;
 inline bool any_kernel(const std::string&) { return true; }
 StressReport stress(const Case& spec, Memory& memory, int repeats, const Wanted& wanted = any_kernel);
