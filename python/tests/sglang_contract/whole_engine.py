@@ -44,9 +44,17 @@ def import_sglang(models):
 
 
 def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """A port of this process's own, below those that the system gives to sockets which ask for any. One of those, asked for and let go,
+    another process may be given before the engine listens on it."""
+    first = 20000 + os.getpid() % 10000
+    for port in range(first, first + 100):
+        with socket.socket() as found:
+            try:
+                found.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError(f"none of the ports {first} to {first + 99} is free")
 
 
 def scheduler(folder, retract=False, **fields):
