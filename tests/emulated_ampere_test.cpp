@@ -17,12 +17,23 @@ TEST_F(EmulatedAmpere, Caches) {
         2);
 }
 
+// e4m3 by arithmetic: K in another order, in units of 2^-8. NaN is seen, or hidden from some rows.
+TEST_F(EmulatedAmpere, Codes) {
+  run_as("sm_80");
+  check(R"("heads": [8, 2], "dtype": "bf16", "kv": "paged", "seqlens_q": [3, 3], "causal": true, "seqlens_kv": [70, 40],
+      "cache": {"page_size": 16, "dtype": "e4m3", "scales": "token"})",
+        {R"("head_dim": [128, 128], "plant": "nan_v")", R"("head_dim": [80, 48], "plant": "nan_k")",
+         R"("head_dim": [64, 64], "dtype": "f32", "plant": "nan_v", "cache": {"dtype": "e4m3", "scales": "head"})",
+         R"("head_dim": [128, 64], "dtype": "f16", "softcap": 20, "cache": {"dtype": "e4m3", "scales": "tensor"})"});
+}
+
 TEST_F(EmulatedAmpere, NewTokens) {
   run_as("sm_86");
   check(R"("new_tokens": true, "causal": true, "heads": [8, 2], "head_dim": [128, 128], "dtype": "f16", "kv": "paged",
       "seqlens_kv": [300, 0, 64])",
         {R"("prologue": {"append": true, "q_bias": true, "k_bias": true, "rope": {"style": "linear", "dim": 128}},
-             "cache": {"page_size": 16, "dtype": "e4m3", "scales": "token", "ring_capacity": 128})"});
+             "cache": {"page_size": 16, "dtype": "e4m3", "scales": "token", "ring_capacity": 128})",
+         R"("head_dim": [64, 64], "cache": {"page_size": 16, "dtype": "e4m3", "scales": "head"})"});
 }
 
 // Rows of which 99 KiB hold few.

@@ -7,13 +7,18 @@
 
 namespace attune::common {
 
-// Converts two e4m3 codes, each in the high byte of a half (permute_bytes by 0x1404), to fp16 by arithmetic. Read as
-// fp16, exponent and mantissa are 2^-8 of the number, and NaN reads as 1.875. Of all codes only NaN overflows when it
-// is multiplied by 36,000; that infinity times 0 is NaN.
-__device__ __forceinline__ unsigned e4m3_high_bytes_to_f16(unsigned x) {
-  constexpr unsigned kUnit = 0x5c005c00u, kOver = 0x78657865u;  // 2^8; 36,000
+// Converts two e4m3 codes, each in the high byte of a half, to 2^-8 of their numbers in fp16, by arithmetic. The low
+// bytes may be anything. Moved to their places in fp16, exponent and mantissa are 2^-8 of the number; NaN is 1.875. Only
+// NaN overflows when it is multiplied by 36,000; that infinity times 0 is NaN.
+constexpr float kE4m3Unit = 256.0f;
+__device__ __forceinline__ unsigned e4m3_high_bytes_to_small_f16(unsigned x) {
+  constexpr unsigned kOver = 0x78657865u;  // 36,000
   const unsigned small = (x & 0x80008000u) | (x >> 1 & 0x3f803f80u);
-  return ptx::multiply_add_f16x2(ptx::multiply_f16x2(small, kOver), 0, ptx::multiply_f16x2(small, kUnit));
+  return ptx::multiply_add_f16x2(ptx::multiply_f16x2(small, kOver), 0, small);
+}
+__device__ __forceinline__ unsigned e4m3_high_bytes_to_f16(unsigned x) {
+  constexpr unsigned kUnit = 0x5c005c00u;  // kE4m3Unit
+  return ptx::multiply_f16x2(e4m3_high_bytes_to_small_f16(x), kUnit);
 }
 
 // The same to bf16. Read as bf16, exponent and mantissa are 2^-120 of the number, and NaN reads as 480. Only NaN

@@ -23,19 +23,32 @@ __host__ __device__ constexpr int compute_type(int q_type, int kv_type) {
   return wide ? kBFloat16 : kFloat16;
 }
 
+// Whether codes are converted by arithmetic on bits. Then K is crossed, because bytes 0, 2 and 1, 3 need no permutation,
+// and KvOperand gives numbers in units of code_unit(): the multiplication is left to the scales.
+template <int kKvType>
+__device__ constexpr bool converts_by_bits() {
+  return kKvType == kE4m3 && !ptx::has(ptx::kFp8Conversion);
+}
+template <int kKvType>
+__device__ constexpr float code_unit() {
+  return converts_by_bits<kKvType>() ? kE4m3Unit : 1.0f;
+}
+
 // The mma's k of a channel, for K and Q. It stays within the same block of 16.
 template <int kKvType>
 __device__ constexpr int k_of_channel(int channel) {
   if (element_size(kKvType) != 1) return channel;
-  const int c = channel & 15;
-  return (channel & ~15) + ((c >> 2) << 1) + (c & 1) + ((c & 2) << 2);
+  const int c = channel & 15, block = channel & ~15;
+  if (converts_by_bits<kKvType>()) return block + ((c >> 2) << 1) + ((c & 2) >> 1) + ((c & 1) << 3);
+  return block + ((c >> 2) << 1) + (c & 1) + ((c & 2) << 2);
 }
 
 template <int kKvType>
 __device__ constexpr int channel_of_k(int k) {
   if (element_size(kKvType) != 1) return k;
-  const int p = k & 15;
-  return (k & ~15) + ((p & 6) << 1) + ((p & 8) >> 2) + (p & 1);
+  const int p = k & 15, block = k & ~15;
+  if (converts_by_bits<kKvType>()) return block + ((p & 6) << 1) + ((p & 1) << 1) + (p >> 3);
+  return block + ((p & 6) << 1) + ((p & 8) >> 2) + (p & 1);
 }
 
 // The channel of M row g + 8 * half in block i of the transposed V.
@@ -52,12 +65,16 @@ __device__ __forceinline__ unsigned pair_to_f16(unsigned x) {
   return e5m2_to_f16(static_cast<unsigned short>(x));
 }
 
-// The same by arithmetic: permute_bytes with bytes_lo and bytes_hi moves bytes of x to the high bytes of halves.
+constexpr unsigned kSwapMiddleBytes = 0x3120;
+
+// Converts bytes 0, 2 of x to lo and bytes 1, 3 to hi, by arithmetic.
 template <int kKvType>
-__device__ __forceinline__ void permuted_to_f16(unsigned x, unsigned bytes_lo, unsigned bytes_hi, unsigned& lo,
-                                                unsigned& hi) {
-  lo = ptx::permute_bytes(x, 0, bytes_lo), hi = ptx::permute_bytes(x, 0, bytes_hi);
-  if constexpr (kKvType == kE4m3) lo = e4m3_high_bytes_to_f16(lo), hi = e4m3_high_bytes_to_f16(hi);
+__device__ __forceinline__ void crossed_quad_by_bits(unsigned x, unsigned& lo, unsigned& hi) {
+  if constexpr (kKvType == kE4m3) {
+    lo = e4m3_high_bytes_to_f16(x << 8), hi = e4m3_high_bytes_to_f16(x);
+  } else {  // e5m2 is the high byte of fp16
+    lo = x << 8 & 0xff00ff00u, hi = x & 0xff00ff00u;
+  }
 }
 
 // Converts bytes 0, 1 of x to lo and bytes 2, 3 to hi.
@@ -69,7 +86,7 @@ __device__ __forceinline__ void quad_to_f16(unsigned x, unsigned& lo, unsigned& 
     lo = ptx::subtract_f16x2(ptx::permute_bytes(u, 0x64646464u, 0x4140), 0x64806480u);
     hi = ptx::subtract_f16x2(ptx::permute_bytes(u, 0x64646464u, 0x4342), 0x64806480u);
   } else if constexpr (!ptx::has(ptx::kFp8Conversion)) {
-    permuted_to_f16<kKvType>(x, 0x1404, 0x3424, lo, hi);
+    crossed_quad_by_bits<kKvType>(ptx::permute_bytes(x, 0, kSwapMiddleBytes), lo, hi);
   } else {
     lo = pair_to_f16<kKvType>(x & 0xffffu);
     hi = pair_to_f16<kKvType>(x >> 16);
@@ -110,9 +127,9 @@ __device__ __forceinline__ void crossed_quad_to_f16(unsigned x, unsigned& lo, un
     lo = ptx::subtract_f16x2(ptx::permute_bytes(u, 0x64646464u, 0x4240), 0x64806480u);
     hi = ptx::subtract_f16x2(ptx::permute_bytes(u, 0x64646464u, 0x4341), 0x64806480u);
   } else if constexpr (!ptx::has(ptx::kFp8Conversion)) {
-    permuted_to_f16<kKvType>(x, 0x2404, 0x3414, lo, hi);
+    crossed_quad_by_bits<kKvType>(x, lo, hi);
   } else {
-    quad_to_f16<kKvType>(ptx::permute_bytes(x, 0, 0x3120), lo, hi);
+    quad_to_f16<kKvType>(ptx::permute_bytes(x, 0, kSwapMiddleBytes), lo, hi);
   }
 }
 
@@ -192,7 +209,11 @@ struct KvOperand {
   }
   // Of V each register holds channels 2g and 2g + 1, first of key 2t, then of key 2t + 1.
   __device__ __forceinline__ static void unpack(unsigned lo, unsigned hi, unsigned (&a)[4]) {
-    if constexpr (kValues) {
+    constexpr int kSecond = kValues ? 1 : 2;  // the register after a[0]
+    if constexpr (converts_by_bits<kKvType>()) {
+      a[0] = e4m3_high_bytes_to_small_f16(lo << 8), a[kSecond] = e4m3_high_bytes_to_small_f16(lo);
+      a[3 - kSecond] = e4m3_high_bytes_to_small_f16(hi << 8), a[3] = e4m3_high_bytes_to_small_f16(hi);
+    } else if constexpr (kValues) {
       crossed_quad_to_f16<kKvType>(lo, a[0], a[1]), crossed_quad_to_f16<kKvType>(hi, a[2], a[3]);
     } else {
       quad_to_f16<kKvType>(lo, a[0], a[2]), quad_to_f16<kKvType>(hi, a[1], a[3]);

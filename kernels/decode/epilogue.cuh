@@ -41,7 +41,8 @@ struct WarpStats {
   }
   // The rescale factor of a warp's O in the block's O, without the scale of V. at: warp * kRows + row.
   __device__ __forceinline__ float rescale_of_warp(int at, float row_max_ref) const {
-    return kUndoMaxOffset * ptx::exp2_approx((Config::kKeyFactors ? pv_max[at] : row_max[at]) - row_max_ref);
+    constexpr float kUnit = kUndoMaxOffset * (Config::kNewTokens ? 1.0f : common::code_unit<Config::kKvType>());
+    return kUnit * ptx::exp2_approx((Config::kKeyFactors ? pv_max[at] : row_max[at]) - row_max_ref);
   }
 };
 

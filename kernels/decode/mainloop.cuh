@@ -297,7 +297,8 @@ class Mainloop {
       if constexpr (Config::kKvType == common::kInt8)
         return static_cast<float>(static_cast<signed char>(x));
       else
-        return ptx::f16_to_float(static_cast<unsigned short>(common::pair_to_f16<Config::kKvType>(x)));
+        return ptx::f16_to_float(static_cast<unsigned short>(common::pair_to_f16<Config::kKvType>(x))) /
+               common::code_unit<Config::kKvType>();
     }
   }
 

@@ -41,7 +41,8 @@ struct QueryRows {
     for (int n = 0; n < Config::kRowTiles; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        factor[n][e] = scales[8 * n + threadIdx.x % 4 * 2 + e] * (score_scale(p) * k_scale);
+        const float query_scale = scales[8 * n + threadIdx.x % 4 * 2 + e];
+        factor[n][e] = query_scale * common::code_unit<Config::kKvType>() * (score_scale(p) * k_scale);
         if constexpr (kAnyAlibi) {
           const int head = split.head * p.group + packed(split, n, e) % p.group;
           slope[n][e] = p.alibi[split.batch * p.alibi_batch_stride + head * p.alibi_head_stride] * kLog2e;

@@ -217,17 +217,21 @@ struct NewTokens {
   }
 };
 
-// Scales O by the scale of cached values, per tensor or head, before new values are added, which have no scale.
+// Scales O by the scale of cached values, per tensor or head, and by the unit of their codes, before new values are
+// added, which have neither.
 __device__ __forceinline__ void scale_cached_values(const AttentionParams& p, int head, AttentionState& state) {
-  if (p.v_scale.mode != ScaleMode::kTensor && p.v_scale.mode != ScaleMode::kHead) return;
-  const float scale = p.v_scale.data[p.v_scale.mode == ScaleMode::kTensor ? 0 : head * p.v_scale.head_stride];
+  constexpr float kUnit = common::code_unit<Config::kKvType>();
+  const bool has_scale = p.v_scale.mode == ScaleMode::kTensor || p.v_scale.mode == ScaleMode::kHead;
+  if (kUnit == 1.0f && !has_scale) return;
+  float scale = 1.0f;
+  if (has_scale) scale = p.v_scale.data[p.v_scale.mode == ScaleMode::kTensor ? 0 : head * p.v_scale.head_stride];
 #pragma unroll
   for (int n = 0; n < Config::kRowTiles; ++n) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float by = state.row_max[n][j % 2] == -ptx::infinity() ? 1.0f : scale;  // O is 0
 #pragma unroll
-      for (int i = 0; i < Config::kBlocksV; ++i) state.o[i][n][j] *= by;
+      for (int i = 0; i < Config::kBlocksV; ++i) state.o[i][n][j] = state.o[i][n][j] * kUnit * by;
     }
   }
 }

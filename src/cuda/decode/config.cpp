@@ -172,9 +172,11 @@ void choose_blocks(const Problem& p, const DeviceShape& device, int64_t blocks_o
   } else if (c.row_tiles == 2 || (c.row_tiles == 1 && output_tiles < 2 * sms)) {
     c.warps = 8, c.blocks_per_sm = 1;  // fewer, larger splits of each output tile
   }
+  // 8-bit rows have work to hide: more warps with two stages are faster than fewer with three.
+  const int fewest_stages = light ? 2 : 3;
   for (;; --c.blocks_per_sm) {
     c.stages = stages_that_fit(c, device);
-    if (c.stages >= 3 || c.blocks_per_sm == 1) break;
+    if (c.stages >= fewest_stages || c.blocks_per_sm == 1) break;
   }
   for (; c.stages == 0 && c.warps > 1; c.stages = stages_that_fit(c, device))
     c.warps /= 2;  // wide rows where blocks have 99 KiB
