@@ -8,8 +8,8 @@
 namespace attune::common {
 
 // Converts two e4m3 codes, each in the high byte of a half, to 2^-8 of their numbers in fp16, by arithmetic. The low
-// bytes may be anything. Moved to their places in fp16, exponent and mantissa are 2^-8 of the number; NaN is 1.875. Only
-// NaN overflows when it is multiplied by 36,000; that infinity times 0 is NaN.
+// bytes may be anything. Moved to their places in fp16, exponent and mantissa are 2^-8 of the number; NaN is 1.875.
+// Only NaN overflows when it is multiplied by 36,000; that infinity times 0 is NaN.
 constexpr float kE4m3Unit = 256.0f;
 __device__ __forceinline__ unsigned e4m3_high_bytes_to_small_f16(unsigned x) {
   constexpr unsigned kOver = 0x78657865u;  // 36,000

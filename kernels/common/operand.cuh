@@ -23,8 +23,8 @@ __host__ __device__ constexpr int compute_type(int q_type, int kv_type) {
   return wide ? kBFloat16 : kFloat16;
 }
 
-// Whether codes are converted by arithmetic on bits. Then K is crossed, because bytes 0, 2 and 1, 3 need no permutation,
-// and KvOperand gives numbers in units of code_unit(): the multiplication is left to the scales.
+// Whether codes are converted by arithmetic on bits. Then K is crossed, because bytes 0, 2 and 1, 3 need no
+// permutation, and KvOperand gives numbers in units of code_unit(): the multiplication is left to the scales.
 template <int kKvType>
 __device__ constexpr bool converts_by_bits() {
   return kKvType == kE4m3 && !ptx::has(ptx::kFp8Conversion);

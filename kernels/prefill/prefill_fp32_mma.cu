@@ -56,7 +56,7 @@ __device__ __forceinline__ void run_mainloop(const WorkTileParams& p, const Fp32
     __syncthreads();  // V has arrived, and all warps have read K
     if (i + 1 < num_tiles) load_keys(i + 1);
     const Rows rows(p, t, shared.head);
-    score_tile(p, t, tile, rows, !all_valid(valid_keys) || !rows.all_see(p, t, tile), valid_keys, s);
+    score_tile(p, t, i, tile_at, rows, !all_valid(valid_keys) || !rows.all_see(p, t, tile), valid_keys, s);
     // max_logits are read from row_max_ref, so it must then be the exact max.
     softmax_in_place(rows.scale(), p.max_logits != nullptr ? 0.0f : Config::kRescaleThreshold, s, state);
     pv_gemm_bf16x3(v, s, state);

@@ -25,38 +25,51 @@
 
 namespace attune::prefill_mma {
 
-using Tiles = scheduler::KeyTiles<Config::kKeys, Config::kCached>;
-
 // A bit for each of 32 keys of a tile: whether it is valid. If rows see one range of keys, that range is within the
 // tile's.
-__device__ __forceinline__ unsigned valid_keys_of_word(const SharedStorage& shared, const Tile& tile, int half) {
+template <class FindTile>
+__device__ __forceinline__ unsigned valid_keys_of_word(const SharedStorage& shared, bool steady,
+                                                       const FindTile& tile_at, int i, int half) {
   if (half == Config::kKeyWords) return kAllKeys;
   if constexpr (Config::kCached) return shared.valid_keys[half];
-  if constexpr (Rows::kOneRange) return kAllKeys;
+  if (Rows::kOneRange || steady) return kAllKeys;
+  const Tile tile = tile_at(i);
   const int begin = tile.low - tile.start - 32 * half, end = tile.high - tile.start - 32 * half;
   return bits_below(end) & ~bits_below(begin);
 }
+
+// Whether some row of the block does not see some key of tile i.
+template <class FindTile>
+__device__ __forceinline__ bool is_masked(const WorkTileParams& p, const SharedStorage& shared, bool steady,
+                                          const FindTile& tile_at, int i) {
+  const ValidKeys valid_keys = {valid_keys_of_word(shared, steady, tile_at, i, 0),
+                                valid_keys_of_word(shared, steady, tile_at, i, 1)};
+  if (shared.steady.seen.has(i)) return !all_valid(valid_keys);
+  return steady || !all_valid(valid_keys) || !Rows(p, shared.work, shared.head).all_see(p, shared.work, tile_at(i));
+}
+
+// Whether what is known of the next tile stays in registers. If S and O leave none, a load of a spilled number would
+// wait until copies are issued.
+constexpr bool kHoldsNext = kM * (4 * kKeyTiles8 + 8 * Config::kBlocksV) < 192;
 
 template <class Storage>
 __device__ __forceinline__ void run_mainloop(const WorkTileParams& p, Storage& shared) {
   const WorkTile& t = shared.work;
   const unsigned q = ptx::shared_address(shared.q), k = ptx::shared_address(shared.k),
                  v = ptx::shared_address(shared.v);
-  const auto tile_at = [&](int i) { return scheduler::tile_at(t, Tiles(t.num_cached, t.first_key, t.end_key), i); };
+  const auto tile_at = [&](int i) { return scheduler::tile_at(t, shared.tiles, i); };
   State state;
   state.clear();
-  const auto issue_keys = [&](int i) {
-    const Tile tile = tile_at(i);
-    copy_tile<false>(p, t, tile, shared.kv_head, shared, k);
-    if (Config::kCached) find_valid_keys(p, t, tile, shared);
+  const auto is_steady = [&](int i) { return shared.steady.all.has(i); };
+  const int num_tiles = shared.tiles.num_tiles;
+  bool has_tile = num_tiles > 0, held_steady = is_steady(0);
+  const auto issue_keys = [&](int i, bool steady) {
+    copy_tile<false>(p, t, i, steady, tile_at, shared.kv_head, shared, k);
+    if constexpr (Config::kCached) find_valid_keys(p, t, i, steady, tile_at, shared);
     ptx::commit_copies();
   };
-  const int num_tiles = Tiles(t.num_cached, t.first_key, t.end_key).num_tiles;
-  const auto fetch_pages_of = [&](int i) {
-    if (Config::kCached && i < num_tiles) fetch_pages(p, t, tile_at(i), shared);
-  };
-  if (num_tiles > 0) {
-    fetch_pages_of(0);
+  if (has_tile) {
+    if constexpr (Config::kCached) fetch_pages(p, t, 0, is_steady(0), tile_at, shared);
     ptx::commit_copies();
     copy_queries(p, t, shared.head, q);
     if constexpr (Config::kCached) {
@@ -64,29 +77,33 @@ __device__ __forceinline__ void run_mainloop(const WorkTileParams& p, Storage& s
       ptx::wait_copies<1>();
       __syncwarp();  // the warp's page ids have arrived
     }
-    issue_keys(0);
+    issue_keys(0, is_steady(0));
   }
-  for (int i = 0; i < num_tiles; ++i) {
+  for (int i = 0; has_tile; ++i) {
     ptx::wait_copies<0>();
     __syncthreads();  // K has arrived, and all warps have read the last V
-    const Tile tile = tile_at(i);
-    const Rows rows(p, t, shared.head);
-    copy_tile<true>(p, t, tile, shared.kv_head, shared, v);
-    fetch_pages_of(i + 1);
+    // What is read from shared memory comes before the copies: a load would wait until they are issued.
+    const bool has_next = i + 1 < (kHoldsNext ? num_tiles : shared.tiles.num_tiles),
+               steady = kHoldsNext ? held_steady : is_steady(i), next_steady = is_steady(i + 1),
+               masked = is_masked(p, shared, steady, tile_at, i);
+    copy_tile<true>(p, t, i, steady, tile_at, shared.kv_head, shared, v);
+    if (Config::kCached && has_next) fetch_pages(p, t, i + 1, next_steady, tile_at, shared);
     ptx::commit_copies();
-    const ValidKeys valid_keys = {valid_keys_of_word(shared, tile, 0), valid_keys_of_word(shared, tile, 1)};
-    const bool masked = !all_valid(valid_keys) || !rows.all_see(p, t, tile);
     Scores s;
     PFragments p_regs;
     qk_gemm(q, {}, k, s);
+    const ValidKeys valid_keys = {masked ? valid_keys_of_word(shared, steady, tile_at, i, 0) : kAllKeys,
+                                  masked ? valid_keys_of_word(shared, steady, tile_at, i, 1) : kAllKeys};
     ptx::wait_copies<0>();
     __syncthreads();  // V and the next page ids have arrived, and all warps have read K
-    if (i + 1 < num_tiles) issue_keys(i + 1);
-    score_tile(p, t, tile, rows, masked, valid_keys, s);
+    if (has_next) issue_keys(i + 1, next_steady);
+    const Rows rows(p, t, shared.head);
+    score_tile(p, t, i, tile_at, rows, masked, valid_keys, s);
     // max_logits are read from row_max_ref, so it must then be the exact max.
     softmax(rows.scale(), p.max_logits != nullptr ? 0.0f : Config::kRescaleThreshold, s, p_regs, state);
-    if (masked) extract_nonfinite_v<Config::kType>(p, t, tile, rows, valid_keys, v, shared, state);
+    if (masked) extract_nonfinite_v<Config::kType>(p, t, tile_at(i), rows, valid_keys, v, shared, state);
     pv_gemm<Config::kType, 1>(v, p_regs, state);
+    has_tile = has_next, held_steady = next_steady;
   }
   epilogue(p, t, shared.head, state);
 }
@@ -100,41 +117,39 @@ __device__ __forceinline__ void run_mainloop_quantized(const WorkTileParams& p, 
   const unsigned k = ptx::shared_address(shared.k), v = ptx::shared_address(shared.v),
                  codes_k = ptx::shared_address(shared.codes_k), codes_v = ptx::shared_address(shared.codes_v);
   const unsigned q = q_address(shared);
-  const auto tile_at = [&](int i) { return scheduler::tile_at(t, Tiles(t.num_cached, t.first_key, t.end_key), i); };
-  const int num_tiles = Tiles(t.num_cached, t.first_key, t.end_key).num_tiles;
-  const auto is_cached = [&](int i) {
-    return i < num_tiles && Tiles(t.num_cached, t.first_key, t.end_key).is_cached(i);
-  };
+  const auto tile_at = [&](int i) { return scheduler::tile_at(t, shared.tiles, i); };
+  const int num_tiles = shared.tiles.num_tiles;
+  const auto is_cached = [&](int i) { return i < num_tiles && (!Config::kDense || shared.tiles.is_cached(i)); };
   // Without dense keys all tiles are cached. What is converted after the last tile is not read.
   const auto converts = [&](bool cached) { return !Config::kDense || cached; };
-  const auto issue_codes_k = [&](int i) {
-    if (is_cached(i)) DequantK::copy(p, t, tile_at(i), shared.kv_head, shared, codes_k);
+  bool steady = shared.steady.all.has(0);
+  const auto issue_codes_k = [&](int i, bool is_steady) {
+    if (is_cached(i)) DequantK::copy(p, t, i, is_steady, tile_at, shared.kv_head, shared, codes_k);
   };
-  const auto issue_codes_v = [&](int i) {
-    if (is_cached(i)) DequantV::copy(p, t, tile_at(i), shared.kv_head, shared, codes_v);
+  const auto issue_codes_v = [&](int i, bool is_steady) {
+    if (is_cached(i)) DequantV::copy(p, t, i, is_steady, tile_at, shared.kv_head, shared, codes_v);
   };
   // Issues what tile i needs besides its codes, and K of dense keys. Then the next tile's page ids may overwrite tile
   // i's.
-  const auto issue_keys = [&](int i) {
-    const Tile tile = tile_at(i);
-    if (!tile.cached) copy_tile<false>(p, t, tile, shared.kv_head, shared, k);
-    if constexpr (Config::kTokenScales) copy_scales(p, t, tile, shared.kv_head, i % 2, shared);
-    find_valid_keys(p, t, tile, shared);
-    if (is_cached(i + 1)) fetch_pages(p, t, tile_at(i + 1), shared);
+  const auto issue_keys = [&](int i, bool is_steady) {
+    if (Config::kDense && !is_cached(i)) copy_tile<false>(p, t, i, false, tile_at, shared.kv_head, shared, k);
+    if constexpr (Config::kTokenScales) copy_scales(p, t, i, is_steady, tile_at, shared.kv_head, shared);
+    find_valid_keys(p, t, i, is_steady, tile_at, shared);
+    if (is_cached(i + 1)) fetch_pages(p, t, i + 1, shared.steady.all.has(i + 1), tile_at, shared);
     ptx::commit_copies();
   };
   State state;
   state.clear();
   QFragments q_regs;
   if (num_tiles > 0) {
-    fetch_pages(p, t, tile_at(0), shared);
+    fetch_pages(p, t, 0, steady, tile_at, shared);
     ptx::commit_copies();
     copy_queries(p, t, shared.head, q);
     ptx::commit_copies();
     ptx::wait_copies<1>();
     __syncwarp();  // the warp's page ids have arrived
-    issue_codes_k(0);
-    issue_codes_v(0);
+    issue_codes_k(0, steady);
+    issue_codes_v(0, steady);
     ptx::commit_copies();
     ptx::wait_copies<0>();
     if constexpr (Config::kQInRegisters) {
@@ -143,56 +158,58 @@ __device__ __forceinline__ void run_mainloop_quantized(const WorkTileParams& p, 
       __syncthreads();  // Q overlays K
     }
     if (is_cached(0)) DequantK::convert(codes_k, k);
-    issue_keys(0);
+    issue_keys(0, steady);
   }
   for (int i = 0; i < num_tiles; ++i) {
     ptx::wait_copies<0>();
     __syncthreads();  // K and the next page ids have arrived, and all warps have read the last V
-    const Tile tile = tile_at(i);
-    Rows rows(p, t, shared.head);
-    if constexpr (!Config::kTokenScales) {
-      if (tile.cached) rows.factor *= shared.k_scale;
-    }
-    if (!tile.cached) copy_tile<true>(p, t, tile, shared.kv_head, shared, v);
-    issue_codes_k(i + 1);
+    const bool cached = is_cached(i), next_steady = shared.steady.all.has(i + 1),
+               masked = is_masked(p, shared, steady, tile_at, i);
+    if (Config::kDense && !cached) copy_tile<true>(p, t, i, false, tile_at, shared.kv_head, shared, v);
+    issue_codes_k(i + 1, next_steady);
     ptx::commit_copies();
-    const ValidKeys valid_keys = {valid_keys_of_word(shared, tile, 0), valid_keys_of_word(shared, tile, 1)};
-    const bool masked = !all_valid(valid_keys) || !rows.all_see(p, t, tile);
     Scores s;
     PFragments p_regs;
     typename DequantV::Conversion values{warp_rows(), {}};
     qk_gemm(q, q_regs, k, s, [&](int step) {
-      if (converts(tile.cached)) values.template overlap<kQkOverlapSteps>(step, codes_v, v);
+      if (converts(cached)) values.template overlap<kQkOverlapSteps>(step, codes_v, v);
     });
-    issue_codes_v(i + 1);
+    issue_codes_v(i + 1, next_steady);
     ptx::commit_copies();
+    const ValidKeys valid_keys = {masked ? valid_keys_of_word(shared, steady, tile_at, i, 0) : kAllKeys,
+                                  masked ? valid_keys_of_word(shared, steady, tile_at, i, 1) : kAllKeys};
     ptx::wait_copies<1>();
-    if constexpr (Config::kTokenScales) scale_columns(shared.k_scales, s);
-    const bool any_nonfinite_scale = sync_any_nonfinite_scale(shared, tile, i % 2);  // V has arrived; all have read K
-    if (i + 1 < num_tiles) issue_keys(i + 1);
-    score_tile(p, t, tile, rows, masked, valid_keys, s);
-    const float* v_scales = v_scales_of(shared, i % 2);
-    softmax(rows.scale(), shared.threshold, s, p_regs, state, v_scales, tile.cached);
-    if (any_nonfinite_scale) apply_nonfinite_scales(p, t, tile, shared.kv_head, v);
+    if constexpr (Config::kTokenScales) scale_columns(ptx::shared_address(shared.k_scales), s);
+    const bool any_nonfinite_scale = sync_any_nonfinite_scale(shared, cached, i % 2);  // V has arrived; all have read K
+    if (i + 1 < num_tiles) issue_keys(i + 1, next_steady);
+    Rows rows(p, t, shared.head);
+    if constexpr (!Config::kTokenScales) {
+      if (cached) rows.factor *= shared.k_scale;
+    }
+    score_tile(p, t, i, tile_at, rows, masked, valid_keys, s);
+    const unsigned v_scales = v_scales_of(shared, i % 2);
+    softmax(rows.scale(), shared.threshold, s, p_regs, state, v_scales, cached);
+    if (any_nonfinite_scale) apply_nonfinite_scales(p, t, tile_at(i), shared.kv_head, v);
     // The second part of P may be 0 or negative, and must not be multiplied by an infinity.
     const bool may_have_infinite_v =
         Config::kPParts == 2 && (any_nonfinite_scale || Config::kCacheType == common::kE5m2);
     const auto multiply = [&]<int kType, int kParts>() {
       if (masked || may_have_infinite_v)
-        extract_nonfinite_v<kType>(p, t, tile, rows, valid_keys, v, shared, state, v_scales);
+        extract_nonfinite_v<kType>(p, t, tile_at(i), rows, valid_keys, v, shared, state, v_scales);
       typename DequantK::Conversion keys{warp_rows(), {}};
       pv_gemm<kType, kParts>(v, p_regs, state, [&](int step) {
         if (converts(is_cached(i + 1))) keys.template overlap<kPvOverlapSteps>(step, codes_k, k);
       });
     };
-    if (Config::kPParts == 1 || tile.cached) {
+    if (Config::kPParts == 1 || cached) {
       multiply.template operator()<Config::kCodeTypeV, Config::kPParts>();
     } else {
       multiply.template operator()<Config::kType, 1>();
     }
     if constexpr (!Config::kTokenScales) {
-      if (tile.cached && !is_cached(i + 1)) scale_o(shared.v_scale, state);
+      if (cached && !is_cached(i + 1)) scale_o(shared.v_scale, state);
     }
+    steady = next_steady;
   }
   ptx::wait_copies<0>();
   epilogue(p, t, shared.head, state);

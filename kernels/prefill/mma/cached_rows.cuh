@@ -5,18 +5,11 @@
 // global memory here, the warp would wait for them before it goes on to its GEMMs.
 #pragma once
 
-#include "common/cached_slot.cuh"
-#include "prefill/mma/shared_storage.cuh"
-#include "ptx/async_copy.cuh"
+#include "prefill/mma/steady_tiles.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
-#include "scheduler/work_tiles.cuh"
 
 namespace attune::prefill_mma {
-
-using scheduler::Tile;
-
-constexpr int kWarpRows = Config::kKeys / Config::kWarps;  // rows of a tile that a warp copies; they are adjacent
 
 struct WarpRows {
   int first_row, lane;  // the first of the warp's rows; the lane
@@ -47,11 +40,21 @@ __device__ __forceinline__ const int* page_id_at(const WorkTileParams& p, int ba
   return table.data + (batch * table.row_stride + common::page_index(p, key) * table.column_stride);
 }
 
-// Issues the copies of the page ids of a warp's rows. They overwrite those of the tile before.
-__device__ __forceinline__ void fetch_pages(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
-                                            SharedStorage& shared) {
+// Issues the copies of the page ids of a warp's rows of tile i. They overwrite those of the tile before. The rows of a
+// steady tile have one id.
+template <class FindTile>
+__device__ __forceinline__ void fetch_pages(const WorkTileParams& p, const WorkTile& t, int i, bool steady,
+                                            const FindTile& tile_at, SharedStorage& shared) {
   __syncwarp();  // all lanes have read the previous ids
   const WarpRows here = warp_rows();
+  if (steady) {
+    if (here.lane != 0 || shared.steady.page_ids == nullptr) return;
+    const int page = steady_key(shared, i, here.first_row) >> p.page_shift;
+    ptx::copy_async<4>(ptx::shared_address(shared.pages + here.first_row / Config::kRowsOfId),
+                       shared.steady.page_ids + page * p.page_table.column_stride, 4);
+    return;
+  }
+  const Tile tile = tile_at(i);
   if (!tile.cached || !has_page_ids(p) || !fetches_pages(p, false)) return;
   if (here.lane >= kWarpRows / Config::kRowsOfId) return;
   const int row = here.first_row + here.lane * Config::kRowsOfId, key = tile.start + row;
@@ -129,10 +132,27 @@ __device__ __forceinline__ void copy_chunks(const WorkTileParams& p, const WorkT
   }
 }
 
+// The same for a steady tile. kRowsOn is not 0.
+template <bool kValues, int kSteps, int kRowsOn, class ChunkOf, class Copy>
+__device__ __forceinline__ void copy_steady_chunks(const WorkTileParams& p, const SharedStorage& shared, int i,
+                                                   const ChunkOf& chunk_of, const Copy& copy) {
+  const kernels::KvPlane& plane = kValues ? p.v : p.k;
+  const WarpRows here = warp_rows();
+  const Chunk mine = chunk_of(here.lane, 0);
+  const int page = steady_page(shared, here.first_row),
+            slot = steady_key(shared, i, here.first_row) & shared.steady.slot_mask;
+  const bool exists = common::page_exists(p, page);
+  const char* from = (kValues ? shared.steady.v : shared.steady.k) + (exists ? page : 0) * plane.page_stride +
+                     (slot + mine.row) * plane.slot_stride + mine.number * 16;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step, from += kRowsOn * plane.slot_stride) copy(here, step, from, exists);
+}
+
 // Rows of 16-bit channels. Chunks after a row's channels, and all chunks of an invalid row, become zeros.
-template <bool kValues, int kHeadDim, class Layout>
-__device__ __forceinline__ void copy_cached_tile(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
-                                                 int kv_head, const SharedStorage& shared, unsigned to) {
+template <bool kValues, int kHeadDim, class Layout, class FindTile>
+__device__ __forceinline__ void copy_cached_tile(const WorkTileParams& p, const WorkTile& t, int i, bool steady,
+                                                 const FindTile& tile_at, int kv_head, const SharedStorage& shared,
+                                                 unsigned to) {
   constexpr int kChunks = kernels::mma_chunks(kHeadDim), kSteps = kWarpRows * kChunks / 32,
                 kRowsOn = Layout::kSwizzled ? 32 / kChunks : 0;
   static_assert(kWarpRows * kChunks % 32 == 0, "all lanes copy the same number of chunks");
@@ -146,21 +166,14 @@ __device__ __forceinline__ void copy_cached_tile(const WorkTileParams& p, const 
     if constexpr (kRowsOn > 0) at = Layout::rows_down(at, step * kRowsOn);
     ptx::copy_async<16>(at, from, there && mine.number < kHeadDim / 8 ? 16 : 0);
   };
-  copy_chunks<kValues, kSteps, kRowsOn>(p, t, tile, kv_head, shared, chunk_of, copy);
+  if (kRowsOn > 0 && steady) {
+    copy_steady_chunks<kValues, kSteps, kRowsOn>(p, shared, i, chunk_of, copy);
+  } else {
+    copy_chunks<kValues, kSteps, kRowsOn>(p, t, tile_at(i), kv_head, shared, chunk_of, copy);
+  }
 }
 
-// Sets a bit for each key of a tile: whether it is valid and has pages for K and V.
-__device__ __forceinline__ void find_valid_keys(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
-                                                SharedStorage& shared) {
-  const WarpRows here = warp_rows();
-  const int row = here.first_row + here.lane, key = tile.start + row;
-  bool there = false;
-  if (here.lane < kWarpRows) {
-    there = key >= tile.low && key < tile.high;
-    if (tile.cached)
-      there = there && find_row(p, t, tile, shared, row, false).page >= 0 && common::has_value(p, t.batch, key);
-  }
-  const unsigned bits = __ballot_sync(0xffffffffu, there);
+__device__ __forceinline__ void store_valid_keys(SharedStorage& shared, const WarpRows& here, unsigned bits) {
   const unsigned to = ptx::shared_address(shared.valid_keys) + here.first_row / 8;
   if (here.lane != 0) return;
   if constexpr (kWarpRows == 16) {
@@ -168,6 +181,25 @@ __device__ __forceinline__ void find_valid_keys(const WorkTileParams& p, const W
   } else {
     ptx::store_shared_u8(to, bits);
   }
+}
+// Sets a bit for each key of a tile: whether it is valid and has pages for K and V.
+template <class FindTile>
+__device__ __forceinline__ void find_valid_keys(const WorkTileParams& p, const WorkTile& t, int i, bool steady,
+                                                const FindTile& tile_at, SharedStorage& shared) {
+  const WarpRows here = warp_rows();
+  if (steady) {
+    const bool exists = common::page_exists(p, steady_page(shared, here.first_row));
+    return store_valid_keys(shared, here, exists ? (1u << kWarpRows) - 1 : 0u);
+  }
+  const Tile tile = tile_at(i);
+  const int row = here.first_row + here.lane, key = tile.start + row;
+  bool there = false;
+  if (here.lane < kWarpRows) {
+    there = key >= tile.low && key < tile.high;
+    if (tile.cached)
+      there = there && find_row(p, t, tile, shared, row, false).page >= 0 && common::has_value(p, t.batch, key);
+  }
+  store_valid_keys(shared, here, __ballot_sync(0xffffffffu, there));
 }
 
 }  // namespace attune::prefill_mma

@@ -36,12 +36,18 @@ struct DequantTile {
     return codes + 16 * (here.first_row * kChunksOfRow + here.lane + step * 32);
   }
 
-  __device__ __forceinline__ static void copy(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
-                                              const SharedStorage& shared, unsigned codes) {
-    copy_chunks<kValues, kSteps, kRowsOn>(
-        p, t, tile, kv_head, shared, chunk_of, [&](const WarpRows& here, int step, const char* from, bool there) {
-          if (has(here, step)) ptx::copy_async<16>(codes_at(here, step, codes), from, there ? 16 : 0);
-        });
+  template <class FindTile>
+  __device__ __forceinline__ static void copy(const WorkTileParams& p, const WorkTile& t, int i, bool steady,
+                                              const FindTile& tile_at, int kv_head, const SharedStorage& shared,
+                                              unsigned codes) {
+    const auto copy_chunk = [&](const WarpRows& here, int step, const char* from, bool there) {
+      if (has(here, step)) ptx::copy_async<16>(codes_at(here, step, codes), from, there ? 16 : 0);
+    };
+    if (kRowsOn > 0 && steady) {
+      copy_steady_chunks<kValues, kSteps, kRowsOn>(p, shared, i, chunk_of, copy_chunk);
+    } else {
+      copy_chunks<kValues, kSteps, kRowsOn>(p, t, tile_at(i), kv_head, shared, chunk_of, copy_chunk);
+    }
   }
 
   // Converts the chunks that this thread copied (and has waited for), 8 numbers at a time. That takes few registers, so
@@ -102,16 +108,37 @@ __device__ __forceinline__ void copy_scale(const WorkTileParams& p, const WorkTi
   }
   ptx::copy_async<4>(ptx::shared_address(to), from, there ? 4 : 0);
 }
-// Copies the scales of a warp's rows of a tile: of K by the first kWarpRows lanes, of V by the next. buffer: of V.
-template <class Storage>
-__device__ __forceinline__ void copy_scales(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
-                                            int buffer, Storage& shared) {
+// The same of a steady tile.
+__device__ __forceinline__ void copy_steady_scale(const WorkTileParams& p, const SharedStorage& shared, int i,
+                                                  int row, bool values, float* to) {
+  const KvScale& scale = values ? p.v_scale : p.k_scale;
+  if (scale.mode == ScaleMode::kNone) {
+    *to = 1.0f;
+    return;
+  }
+  const int page = steady_page(shared, row & -kWarpRows);
+  const bool by_token = scale.by_token(), there = !by_token || common::page_exists(p, page);
+  const long long of_head = scale.mode == ScaleMode::kTensor ? 0 : shared.kv_head * scale.head_stride;
+  const int slot = steady_key(shared, i, row) & shared.steady.slot_mask;
+  const float* from = scale.data + of_head;
+  if (by_token && there) from += page * scale.page_stride + slot * scale.slot_stride;
+  ptx::copy_async<4>(ptx::shared_address(to), from, there ? 4 : 0);
+}
+// Copies the scales of a warp's rows of tile i: of K by the first kWarpRows lanes, of V by the next.
+template <class Storage, class FindTile>
+__device__ __forceinline__ void copy_scales(const WorkTileParams& p, const WorkTile& t, int i, bool steady,
+                                            const FindTile& tile_at, int kv_head, Storage& shared) {
   const WarpRows here = warp_rows();
   const int row = here.first_row + here.lane % kWarpRows;
-  if (here.lane < kWarpRows) {
-    copy_scale<false>(p, t, tile, kv_head, shared, row, shared.k_scales + row);
-  } else if (here.lane < 2 * kWarpRows) {
-    copy_scale<true>(p, t, tile, kv_head, shared, row, shared.v_scales[buffer] + row);
+  const bool values = here.lane >= kWarpRows;
+  if (here.lane >= 2 * kWarpRows) return;
+  float* const to = (values ? shared.v_scales[i % 2] : shared.k_scales) + row;
+  if (steady) {
+    copy_steady_scale(p, shared, i, row, values, to);
+  } else if (values) {
+    copy_scale<true>(p, t, tile_at(i), kv_head, shared, row, to);
+  } else {
+    copy_scale<false>(p, t, tile_at(i), kv_head, shared, row, to);
   }
 }
 
@@ -130,12 +157,12 @@ __device__ __forceinline__ bool replace_nonfinite_scale(float* v_scales) {
 }
 // A block barrier that also tells all threads whether a value of the tile has a nonfinite scale.
 template <class Storage>
-__device__ __forceinline__ bool sync_any_nonfinite_scale(Storage& shared, const Tile& tile, int buffer) {
+__device__ __forceinline__ bool sync_any_nonfinite_scale(Storage& shared, bool cached, int buffer) {
   if constexpr (Config::kTokenScales) {
     return __syncthreads_or(replace_nonfinite_scale(shared.v_scales[buffer]) ? 1 : 0) != 0;
   } else {
     __syncthreads();
-    return tile.cached && shared.v_scale_is_nonfinite;
+    return cached && shared.v_scale_is_nonfinite;
   }
 }
 __device__ __forceinline__ void apply_nonfinite_scales(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
@@ -173,6 +200,7 @@ __device__ __forceinline__ void scale_o(float by, State& state) {
 // Stores what the mainloop reads in each tile: the scales that all keys of a head share, and the softmax's threshold.
 template <class Storage>
 __device__ __forceinline__ void store_constants(const WorkTileParams& p, const WorkTile& t, Storage& shared) {
+  find_steady_tiles(p, t, shared);
   if constexpr (Config::kQuantized) shared.threshold = p.max_logits != nullptr ? 0.0f : Config::kRescaleThreshold;
   if constexpr (Config::kQuantized && !Config::kTokenScales) {
     shared.k_scale = common::scale_of(p, t, shared.kv_head, 0, false).all;
@@ -182,9 +210,9 @@ __device__ __forceinline__ void store_constants(const WorkTileParams& p, const W
   }
 }
 template <class Storage>
-__device__ __forceinline__ const float* v_scales_of(Storage& shared, int buffer) {
-  if constexpr (Config::kTokenScales) return shared.v_scales[buffer];
-  return nullptr;
+__device__ __forceinline__ unsigned v_scales_of(Storage& shared, int buffer) {
+  if constexpr (Config::kTokenScales) return ptx::shared_address(shared.v_scales[buffer]);
+  return 0;
 }
 template <class Storage>
 __device__ __forceinline__ unsigned q_address(Storage& shared) {

@@ -74,12 +74,12 @@ __device__ __forceinline__ void qk_gemm(unsigned q, const QFragments& q_regs, un
 }
 
 // The scales of the columns of S that a thread has, two for each eight keys.
-__device__ __forceinline__ void load_columns(const float* scales, float2 (&columns)[kKeyTiles8]) {
+// scales: a shared address.
+__device__ __forceinline__ void load_columns(unsigned scales, float2 (&columns)[kKeyTiles8]) {
 #pragma unroll
-  for (int n = 0; n < kKeyTiles8; ++n)
-    columns[n] = *reinterpret_cast<const float2*>(scales + 8 * n + threadIdx.x % 4 * 2);
+  for (int n = 0; n < kKeyTiles8; ++n) columns[n] = ptx::load_shared_pair(scales + 32 * n + threadIdx.x % 4 * 8);
 }
-__device__ __forceinline__ void scale_columns(const float* scales, Scores& s) {
+__device__ __forceinline__ void scale_columns(unsigned scales, Scores& s) {
   float2 columns[kKeyTiles8];
   load_columns(scales, columns);
 #pragma unroll
@@ -94,11 +94,11 @@ __device__ __forceinline__ void scale_columns(const float* scales, Scores& s) {
 
 // Replaces scores by P, rounded, as the A operands of P V: [part][row tile][16 keys]. scale: turns s into scores in
 // base 2; it is positive. threshold: how far a max may be above row_max_ref before O and row_sum are rescaled, which is
-// rare after the first tiles. v_scales: token scales of the tile's values, if there are any. codes: V has type
-// kCodeTypeV.
+// rare after the first tiles. v_scales: the shared address of the token scales of the tile's values, if there are any.
+// codes: V has type kCodeTypeV.
 using PFragments = unsigned[Config::kPParts][kM][Config::kKeys / 16][4];
 __device__ __forceinline__ void softmax(float scale, float threshold, Scores& s, PFragments& p_regs, State& state,
-                                        const float* v_scales = nullptr, bool codes = false) {
+                                        unsigned v_scales = 0, bool codes = false) {
   float2 columns[kKeyTiles8];
   if constexpr (Config::kTokenScales) load_columns(v_scales, columns);
 #pragma unroll
@@ -175,12 +175,11 @@ __device__ __forceinline__ unsigned without_nonfinite(unsigned pair) {
 
 // If some rows do not see some keys, a NaN or infinity in these keys' values would be multiplied by P = 0. Adds such
 // numbers to the rows that see them, and replaces them by 0 in V. Called by all threads of the block. kType: of V.
-// v_scales: token scales of the tile's values, if there are any.
+// v_scales: the shared address of the token scales of the tile's values, if there are any.
 template <int kType>
 __device__ __forceinline__ void extract_nonfinite_v(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
                                                     const Rows& rows, const ValidKeys& valid_keys, unsigned v,
-                                                    SharedStorage& shared, State& state,
-                                                    const float* v_scales = nullptr) {
+                                                    SharedStorage& shared, State& state, unsigned v_scales = 0) {
   using Layout = Config::LayoutV;
   constexpr int kChunks = kernels::mma_chunks(Config::kHeadDimV), kParts = Config::kThreads / Config::kKeys,
                 kChunksOfPart = (kChunks + kParts - 1) / kParts;
@@ -219,7 +218,7 @@ __device__ __forceinline__ void extract_nonfinite_v(const WorkTileParams& p, con
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           if (!rows.sees(p, t, t.token_begin + Rows::row(m, h), key)) continue;
-          const float by = Config::kTokenScales ? v_scales[i] : 1.0f;
+          const float by = Config::kTokenScales ? ptx::load_shared(v_scales + 4 * i) : 1.0f;
           if ((x ^ finite) & 0xffffu) state.o[m][c][2 * h] += by * common::low_half<kType>(x);
           if ((x ^ finite) >> 16) state.o[m][c][2 * h + 1] += by * common::high_half<kType>(x);
         }

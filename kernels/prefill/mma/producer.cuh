@@ -15,9 +15,9 @@ __device__ __forceinline__ void copy_chunk(unsigned tile, int row, int chunk, co
   ptx::copy_async<16>(tile + Layout::offset(row, chunk), reads ? from + chunk * 16 : from, reads ? 16 : 0);
 }
 
-// Copies kRows rows a fixed stride apart. Only rows first_row to first_row + count - 1 are read; the others become
-// zeros.
-template <int kHeadDim, int kRows>
+// Copies kRows rows a fixed stride apart. kAll: all of them, and all their chunks; else only rows from first_row on,
+// `count` of them, and the others become zeros.
+template <int kHeadDim, int kRows, bool kAll = false>
 __device__ __forceinline__ void copy_rows(const char* first, long long stride, unsigned first_row, unsigned count,
                                           unsigned to) {
   constexpr int kChunks = kernels::mma_chunks(kHeadDim), kStep = Config::kThreads / kChunks;  // rows at a time
@@ -29,7 +29,7 @@ __device__ __forceinline__ void copy_rows(const char* first, long long stride, u
   const unsigned at = to + Layout::offset(row, chunk);
 #pragma unroll
   for (int i = 0; i < kRows; i += kStep, from += kStep * stride)
-    ptx::copy_async<16>(Layout::rows_down(at, i), from, row + i - first_row < count ? 16 : 0);
+    ptx::copy_async<16>(Layout::rows_down(at, i), from, kAll || row + i - first_row < count ? 16 : 0);
 }
 
 __device__ __forceinline__ void copy_queries(const WorkTileParams& p, const WorkTile& t, int head, unsigned to) {
@@ -50,17 +50,28 @@ __device__ __forceinline__ void copy_queries(const WorkTileParams& p, const Work
   }
 }
 
-// Copies rows of a tile of K, or of V, without conversion.
-template <bool kValues>
-__device__ __forceinline__ void copy_tile(const WorkTileParams& p, const WorkTile& t, const Tile& tile, int kv_head,
-                                          const SharedStorage& shared, unsigned to) {
+// Copies rows of tile i of K, or of V, without conversion.
+template <bool kValues, class FindTile>
+__device__ __forceinline__ void copy_tile(const WorkTileParams& p, const WorkTile& t, int i, bool steady,
+                                          const FindTile& tile_at, int kv_head, const SharedStorage& shared,
+                                          unsigned to) {
   constexpr int kHeadDim = kValues ? Config::kHeadDimV : Config::kHeadDimQk, kChunks = kernels::mma_chunks(kHeadDim);
   using Layout = common::RowLayout<kChunks>;
-  if (Config::kCached && tile.cached) {
-    if constexpr (!Config::kQuantized) copy_cached_tile<kValues, kHeadDim, Layout>(p, t, tile, kv_head, shared, to);
+  if (Config::kCached && (!Config::kDense || shared.tiles.is_cached(i))) {
+    if constexpr (!Config::kQuantized)
+      copy_cached_tile<kValues, kHeadDim, Layout>(p, t, i, steady, tile_at, kv_head, shared, to);
     return;
   }
   const kernels::NewRows& plane = kValues ? p.new_v : p.new_k;
+  if constexpr (!Config::kCached && Layout::kSwizzled && kHeadDim % 16 == 0) {
+    if (steady) {
+      const long long stride = plane.row_stride * 2;
+      const char* const first = (kValues ? shared.steady.v : shared.steady.k) + i * Config::kKeys * stride;
+      copy_rows<kHeadDim, Config::kKeys, true>(first, stride, 0, 0, to);
+      return;
+    }
+  }
+  const Tile tile = tile_at(i);
   const long long row = t.batch * plane.batch_stride + (t.kv_row + tile.start - t.num_cached) * plane.row_stride;
   const char* const first = plane.data + (row + kv_head * plane.head_stride) * 2;
   if constexpr (Layout::kSwizzled) {

@@ -19,21 +19,21 @@ ATTUNE_SHARED_FUNCTION int mma_pitch(int head_dim) {
 ATTUNE_SHARED_FUNCTION bool mma_q_in_registers(int row_tiles, int head_dim_qk, int head_dim_v) {
   return row_tiles == 1 && head_dim_qk / 4 + head_dim_v / 2 <= 160;
 }
-// Page ids of a tile: one for each row, or for two rows if 128 more bytes would cost a resident block.
+// Page ids of a tile: one for each row, or for two or four rows if more bytes would cost a resident block.
 ATTUNE_SHARED_FUNCTION int mma_page_ids(int keys, int head_dim_qk, int head_dim_v, bool quantized, bool token_scales) {
   const int widest = head_dim_qk > head_dim_v ? head_dim_qk : head_dim_v;
-  return token_scales || (!quantized && widest <= 64) || keys < 64 ? 32 : keys;
+  return token_scales || (!quantized && widest <= 64) ? 16 : keys < 64 ? 32 : keys;
 }
-// Q, a tile of K, a tile of V, page ids, and 128 bytes for the work tile and the bits of the tile's keys. quantized: Q
-// may be in registers, and there are codes of a tile of K and of V. token_scales: also scales of a tile of K, and of
-// two tiles of V.
+// Q, a tile of K, a tile of V, page ids, and 192 bytes for the work tile, its steady tiles and the bits of the tile's
+// keys. quantized: Q may be in registers, and there are codes of a tile of K and of V. token_scales: also scales of a
+// tile of K, and of two tiles of V.
 ATTUNE_SHARED_FUNCTION int mma_shared_bytes(int rows, int keys, int head_dim_qk, int head_dim_v, bool quantized,
                                             bool token_scales) {
-  int bytes = keys * (mma_pitch(head_dim_qk) + mma_pitch(head_dim_v)) + 128 +
-              4 * mma_page_ids(keys, head_dim_qk, head_dim_v, quantized, token_scales);
+  const int small = 192 + 4 * mma_page_ids(keys, head_dim_qk, head_dim_v, quantized, token_scales) +
+                    (token_scales ? keys * 12 : 0);
+  int bytes = keys * (mma_pitch(head_dim_qk) + mma_pitch(head_dim_v)) + align_up(small, 128);
   if (!quantized || !mma_q_in_registers(rows / 64, head_dim_qk, head_dim_v)) bytes += rows * mma_pitch(head_dim_qk);
   if (quantized) bytes += keys * 8 * (mma_chunks(head_dim_qk) + mma_chunks(head_dim_v));
-  if (token_scales) bytes += keys * 12;
   return bytes;
 }
 

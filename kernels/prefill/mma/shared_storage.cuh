@@ -3,8 +3,27 @@
 #pragma once
 
 #include "prefill/mma/config.cuh"
+#include "scheduler/work_tiles.cuh"
 
 namespace attune::prefill_mma {
+
+using Tiles = scheduler::KeyTiles<Config::kKeys, Config::kCached>;
+
+// Adjacent tiles; found by one comparison.
+struct TileRun {
+  int begin;
+  unsigned count;
+  __device__ __forceinline__ bool has(int i) const { return static_cast<unsigned>(i - begin) < count; }
+};
+
+// Tiles whose copies need no bounds (steady_tiles.cuh).
+struct SteadyTiles {
+  TileRun all;   // the steady tiles
+  TileRun seen;  // those of which all rows of the block see all keys
+  const char *k, *v;         // rows of the KV head: cached ones in slot 0 of page 0, or the dense ones of tile 0
+  const int* page_ids;       // of the sequence; null: it is one page
+  int slot_mask;             // the bits of a key's position that are its slot
+};
 
 template <bool kThere>
 struct QueryRows {};
@@ -34,6 +53,8 @@ struct SharedStorage : QueryRows<!Config::kQInRegisters>, Codes<Config::kQuantiz
   alignas(128) unsigned char k[Config::kKeys * Config::LayoutK::kPitch];
   alignas(128) unsigned char v[Config::kKeys * Config::LayoutV::kPitch];
   WorkTile work;  // in registers it would displace others
+  Tiles tiles;
+  SteadyTiles steady;
   int head, kv_head;
   // A bit for each key of the tile: whether its pages exist; and whether a part of its value has a NaN or infinity.
   unsigned valid_keys[Config::kKeyWords], nonfinite[Config::kThreads / Config::kKeys][Config::kKeyWords];

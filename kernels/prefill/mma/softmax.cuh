@@ -41,9 +41,12 @@ struct State {
 };
 
 // Turns products into scores; plain products stay products if rows.scale() says so. masked: keys that rows do not see
-// become -inf.
-__device__ __forceinline__ void score_tile(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
+// become -inf. tile_at: finds a tile's keys.
+template <class FindTile>
+__device__ __forceinline__ void score_tile(const WorkTileParams& p, const WorkTile& t, int i, const FindTile& tile_at,
                                            const Rows& rows, bool masked, const ValidKeys& valid_keys, Scores& s) {
+  if (Rows::kPlain && !rows.scales_first() && !masked) return;
+  const Tile tile = tile_at(i);
   const int first = tile.start + static_cast<int>(threadIdx.x % 4) * 2;
   const auto of_all = [&](const auto& change) {
 #pragma unroll

@@ -53,6 +53,14 @@ size_t shared_bytes_with(const Config& c, int stages) {
                                                           c.token_scales));
 }
 
+// The stages of a warp with which a multiprocessor has enough copies in flight; more of them slow memory down.
+int stages_that_help(const Config& c) {
+  constexpr int64_t kInFlight = 48 << 10;  // bytes
+  const int64_t of_stage = kernels::stage_bytes(static_cast<int>(dtype_size(c.kv_dtype)), c.head_dim_qk, c.head_dim_v,
+                                                c.token_scales);
+  return static_cast<int>(1 + std::max<int64_t>(1, ceil_div(kInFlight, c.blocks_per_sm * c.warps * of_stage)));
+}
+
 // The most pipeline stages that fit shared memory; 0 if not even two do.
 int stages_that_fit(const Config& c, const DeviceShape& device) {
   const int64_t most =
@@ -160,7 +168,8 @@ void choose_blocks(const Problem& p, const DeviceShape& device, int64_t blocks_o
   if (wide) {
     // Wide rows: registers allow no more.
   } else if (light && c.row_tiles == 1) {
-    c.blocks_per_sm = 3;  // half the bytes but all the arithmetic: more warps hide its latency
+    // Half the bytes but all the arithmetic: more warps hide its latency. New tokens take the registers of a block.
+    c.blocks_per_sm = c.cluster > 0 || c.new_tokens || c.parts > 1 ? 3 : 4;
   } else if (long_blocks && dtype_size(c.kv_dtype) == 2) {
     c.warps = 8, c.blocks_per_sm = 1;
   } else if (c.cluster > 0 || light) {
@@ -180,6 +189,7 @@ void choose_blocks(const Problem& p, const DeviceShape& device, int64_t blocks_o
   }
   for (; c.stages == 0 && c.warps > 1; c.stages = stages_that_fit(c, device))
     c.warps /= 2;  // wide rows where blocks have 99 KiB
+  if (light && c.row_tiles == 1 && c.cluster == 0) c.stages = std::min(c.stages, stages_that_help(c));
   if (c.cluster > 0) c.blocks = static_cast<int>(output_tiles) * c.cluster;
 }
 
