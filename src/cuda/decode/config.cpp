@@ -56,8 +56,8 @@ size_t shared_bytes_with(const Config& c, int stages) {
 // The stages of a warp with which a multiprocessor has enough copies in flight; more of them slow memory down.
 int stages_that_help(const Config& c) {
   constexpr int64_t kInFlight = 48 << 10;  // bytes
-  const int64_t of_stage = kernels::stage_bytes(static_cast<int>(dtype_size(c.kv_dtype)), c.head_dim_qk, c.head_dim_v,
-                                                c.token_scales);
+  const int64_t of_stage =
+      kernels::stage_bytes(static_cast<int>(dtype_size(c.kv_dtype)), c.head_dim_qk, c.head_dim_v, c.token_scales);
   return static_cast<int>(1 + std::max<int64_t>(1, ceil_div(kInFlight, c.blocks_per_sm * c.warps * of_stage)));
 }
 
