@@ -48,10 +48,6 @@ __device__ __forceinline__ bool is_masked(const WorkTileParams& p, const SharedS
   return steady || !all_valid(valid_keys) || !Rows(p, shared.work, shared.head).all_see(p, shared.work, tile_at(i));
 }
 
-// Whether what is known of the next tile stays in registers. If S and O leave none, a load of a spilled number would
-// wait until copies are issued.
-constexpr bool kHoldsNext = kM * (4 * kKeyTiles8 + 8 * Config::kBlocksV) < 192;
-
 template <class Storage>
 __device__ __forceinline__ void run_mainloop(const WorkTileParams& p, Storage& shared) {
   const WorkTile& t = shared.work;
@@ -61,6 +57,9 @@ __device__ __forceinline__ void run_mainloop(const WorkTileParams& p, Storage& s
   State state;
   state.clear();
   const auto is_steady = [&](int i) { return shared.steady.all.has(i); };
+  // Whether what is known of the next tile stays in registers. If S and O leave none, a load of a spilled number would
+  // wait until copies are issued.
+  constexpr bool kHoldsNext = kM * (4 * kKeyTiles8 + 8 * Config::kBlocksV) < 192;
   const int num_tiles = shared.tiles.num_tiles;
   bool has_tile = num_tiles > 0, held_steady = is_steady(0);
   const auto issue_keys = [&](int i, bool steady) {
