@@ -7,25 +7,29 @@
 
 namespace attune::common {
 
-// Converts two e4m3 codes, each in the high byte of a half, to 2^-8 of their numbers in fp16, by arithmetic. The low
-// bytes may be anything. Moved to their places in fp16, exponent and mantissa are 2^-8 of the number; NaN is 1.875.
-// Only NaN overflows when it is multiplied by 36,000; that infinity times 0 is NaN.
+// permute_bytes by these moves bytes 0, 1 of a word to the low bytes of two halves (then 2, 3; 0, 2; 1, 3), and eight
+// copies of their signs to the high bytes.
+constexpr unsigned kSigned01 = 0x9180, kSigned23 = 0xb3a2, kSigned02 = 0xa280, kSigned13 = 0xb391;
+
+// Converts two e4m3 codes, as permuted so, to 2^-8 of their numbers in fp16, by arithmetic. Moved to their places in
+// fp16, exponent and mantissa are that; NaN is 1.875. Only NaN overflows when it is multiplied by 36,000; that infinity
+// times 0 is NaN.
 constexpr float kE4m3Unit = 256.0f;
-__device__ __forceinline__ unsigned e4m3_high_bytes_to_small_f16(unsigned x) {
+__device__ __forceinline__ unsigned signed_e4m3_to_small_f16(unsigned x) {
   constexpr unsigned kOver = 0x78657865u;  // 36,000
-  const unsigned small = (x & 0x80008000u) | (x >> 1 & 0x3f803f80u);
+  const unsigned small = x << 7 & 0xbf80bf80u;
   return ptx::multiply_add_f16x2(ptx::multiply_f16x2(small, kOver), 0, small);
 }
-__device__ __forceinline__ unsigned e4m3_high_bytes_to_f16(unsigned x) {
+__device__ __forceinline__ unsigned signed_e4m3_to_f16(unsigned x) {
   constexpr unsigned kUnit = 0x5c005c00u;  // kE4m3Unit
-  return ptx::multiply_f16x2(e4m3_high_bytes_to_small_f16(x), kUnit);
+  return ptx::multiply_f16x2(signed_e4m3_to_small_f16(x), kUnit);
 }
 
 // The same to bf16. Read as bf16, exponent and mantissa are 2^-120 of the number, and NaN reads as 480. Only NaN
 // overflows when it is multiplied by 1.09375 * 2^119.
-__device__ __forceinline__ unsigned e4m3_high_bytes_to_bf16(unsigned x) {
+__device__ __forceinline__ unsigned signed_e4m3_to_bf16(unsigned x) {
   constexpr unsigned kUnit = 0x7b807b80u, kOver = 0x7b0c7b0cu, kMinusZero = 0x80008000u;
-  const unsigned small = (x & 0x80008000u) | (x >> 4 & 0x07f007f0u);
+  const unsigned small = x << 4 & 0x87f087f0u;
   const unsigned number = ptx::multiply_add_bf16x2(small, kUnit, kMinusZero);
   return ptx::multiply_add_bf16x2(ptx::multiply_add_bf16x2(number, kOver, kMinusZero), 0, number);
 }
@@ -48,7 +52,7 @@ __device__ __forceinline__ unsigned encode_by_bits(float x, float largest) {
 // Converts the two codes in `two` to fp16, exactly; NaN stays NaN.
 __device__ __forceinline__ unsigned e4m3_to_f16(unsigned short two) {
   if constexpr (ptx::has(ptx::kFp8Conversion)) return ptx::e4m3_to_f16(two);
-  return e4m3_high_bytes_to_f16(ptx::permute_bytes(two, 0, 0x1404));
+  return signed_e4m3_to_f16(ptx::permute_bytes(two, 0, kSigned01));
 }
 __device__ __forceinline__ unsigned e5m2_to_f16(unsigned short two) {
   if constexpr (ptx::has(ptx::kFp8Conversion)) return ptx::e5m2_to_f16(two);

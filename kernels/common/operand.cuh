@@ -23,32 +23,19 @@ __host__ __device__ constexpr int compute_type(int q_type, int kv_type) {
   return wide ? kBFloat16 : kFloat16;
 }
 
-// Whether codes are converted by arithmetic on bits. Then K is crossed, because bytes 0, 2 and 1, 3 need no
-// permutation, and KvOperand gives numbers in units of code_unit(): the multiplication is left to the scales.
-template <int kKvType>
-__device__ constexpr bool converts_by_bits() {
-  return kKvType == kE4m3 && !ptx::has(ptx::kFp8Conversion);
-}
-template <int kKvType>
-__device__ constexpr float code_unit() {
-  return converts_by_bits<kKvType>() ? kE4m3Unit : 1.0f;
-}
-
 // The mma's k of a channel, for K and Q. It stays within the same block of 16.
 template <int kKvType>
 __device__ constexpr int k_of_channel(int channel) {
   if (element_size(kKvType) != 1) return channel;
-  const int c = channel & 15, block = channel & ~15;
-  if (converts_by_bits<kKvType>()) return block + ((c >> 2) << 1) + ((c & 2) >> 1) + ((c & 1) << 3);
-  return block + ((c >> 2) << 1) + (c & 1) + ((c & 2) << 2);
+  const int c = channel & 15;
+  return (channel & ~15) + ((c >> 2) << 1) + (c & 1) + ((c & 2) << 2);
 }
 
 template <int kKvType>
 __device__ constexpr int channel_of_k(int k) {
   if (element_size(kKvType) != 1) return k;
-  const int p = k & 15, block = k & ~15;
-  if (converts_by_bits<kKvType>()) return block + ((p & 6) << 1) + ((p & 1) << 1) + (p >> 3);
-  return block + ((p & 6) << 1) + ((p & 8) >> 2) + (p & 1);
+  const int p = k & 15;
+  return (k & ~15) + ((p & 6) << 1) + ((p & 8) >> 2) + (p & 1);
 }
 
 // The channel of M row g + 8 * half in block i of the transposed V.
@@ -65,16 +52,15 @@ __device__ __forceinline__ unsigned pair_to_f16(unsigned x) {
   return e5m2_to_f16(static_cast<unsigned short>(x));
 }
 
-constexpr unsigned kSwapMiddleBytes = 0x3120;
-
-// Converts bytes 0, 2 of x to lo and bytes 1, 3 to hi, by arithmetic.
+// Whether codes are converted by arithmetic on bits. Then KvOperand gives numbers in units of code_unit(): the
+// multiplication is left to the scales.
 template <int kKvType>
-__device__ __forceinline__ void crossed_quad_by_bits(unsigned x, unsigned& lo, unsigned& hi) {
-  if constexpr (kKvType == kE4m3) {
-    lo = e4m3_high_bytes_to_f16(x << 8), hi = e4m3_high_bytes_to_f16(x);
-  } else {  // e5m2 is the high byte of fp16
-    lo = x << 8 & 0xff00ff00u, hi = x & 0xff00ff00u;
-  }
+__device__ constexpr bool converts_by_bits() {
+  return kKvType == kE4m3 && !ptx::has(ptx::kFp8Conversion);
+}
+template <int kKvType>
+__device__ constexpr float code_unit() {
+  return converts_by_bits<kKvType>() ? kE4m3Unit : 1.0f;
 }
 
 // Converts bytes 0, 1 of x to lo and bytes 2, 3 to hi.
@@ -85,8 +71,11 @@ __device__ __forceinline__ void quad_to_f16(unsigned x, unsigned& lo, unsigned& 
     const unsigned u = x ^ 0x80808080u;
     lo = ptx::subtract_f16x2(ptx::permute_bytes(u, 0x64646464u, 0x4140), 0x64806480u);
     hi = ptx::subtract_f16x2(ptx::permute_bytes(u, 0x64646464u, 0x4342), 0x64806480u);
-  } else if constexpr (!ptx::has(ptx::kFp8Conversion)) {
-    crossed_quad_by_bits<kKvType>(ptx::permute_bytes(x, 0, kSwapMiddleBytes), lo, hi);
+  } else if constexpr (converts_by_bits<kKvType>()) {
+    lo = signed_e4m3_to_f16(ptx::permute_bytes(x, 0, kSigned01));
+    hi = signed_e4m3_to_f16(ptx::permute_bytes(x, 0, kSigned23));
+  } else if constexpr (!ptx::has(ptx::kFp8Conversion)) {  // e5m2 is the high byte of fp16
+    lo = ptx::permute_bytes(x, 0, 0x1404), hi = ptx::permute_bytes(x, 0, 0x3424);
   } else {
     lo = pair_to_f16<kKvType>(x & 0xffffu);
     hi = pair_to_f16<kKvType>(x >> 16);
@@ -111,8 +100,8 @@ __device__ __forceinline__ void quad_to_operands(unsigned x, unsigned& lo, unsig
     lo = ptx::multiply_add_bf16x2(lo & (0xff00ff00u | kSigns), kMinusOne, lo & ~kSigns);
     hi = ptx::multiply_add_bf16x2(hi & (0xff00ff00u | kSigns), kMinusOne, hi & ~kSigns);
   } else if constexpr (kComputeType == kBFloat16 && kKvType == kE4m3 && !ptx::has(ptx::kFp8Conversion)) {
-    lo = e4m3_high_bytes_to_bf16(ptx::permute_bytes(x, 0, 0x1404));
-    hi = e4m3_high_bytes_to_bf16(ptx::permute_bytes(x, 0, 0x3424));
+    lo = signed_e4m3_to_bf16(ptx::permute_bytes(x, 0, kSigned01));
+    hi = signed_e4m3_to_bf16(ptx::permute_bytes(x, 0, kSigned23));
   } else {
     quad_to_f16<kKvType>(x, lo, hi);
     lo = from_codes<kComputeType>(lo), hi = from_codes<kComputeType>(hi);
@@ -126,10 +115,13 @@ __device__ __forceinline__ void crossed_quad_to_f16(unsigned x, unsigned& lo, un
     const unsigned u = x ^ 0x80808080u;  // As above; the other order of the permutation costs nothing.
     lo = ptx::subtract_f16x2(ptx::permute_bytes(u, 0x64646464u, 0x4240), 0x64806480u);
     hi = ptx::subtract_f16x2(ptx::permute_bytes(u, 0x64646464u, 0x4341), 0x64806480u);
+  } else if constexpr (converts_by_bits<kKvType>()) {
+    lo = signed_e4m3_to_f16(ptx::permute_bytes(x, 0, kSigned02));
+    hi = signed_e4m3_to_f16(ptx::permute_bytes(x, 0, kSigned13));
   } else if constexpr (!ptx::has(ptx::kFp8Conversion)) {
-    crossed_quad_by_bits<kKvType>(x, lo, hi);
+    lo = ptx::permute_bytes(x, 0, 0x2404), hi = ptx::permute_bytes(x, 0, 0x3414);
   } else {
-    quad_to_f16<kKvType>(ptx::permute_bytes(x, 0, kSwapMiddleBytes), lo, hi);
+    quad_to_f16<kKvType>(ptx::permute_bytes(x, 0, 0x3120), lo, hi);
   }
 }
 
@@ -209,10 +201,13 @@ struct KvOperand {
   }
   // Of V each register holds channels 2g and 2g + 1, first of key 2t, then of key 2t + 1.
   __device__ __forceinline__ static void unpack(unsigned lo, unsigned hi, unsigned (&a)[4]) {
-    constexpr int kSecond = kValues ? 1 : 2;  // the register after a[0]
     if constexpr (converts_by_bits<kKvType>()) {
-      a[0] = e4m3_high_bytes_to_small_f16(lo << 8), a[kSecond] = e4m3_high_bytes_to_small_f16(lo);
-      a[3 - kSecond] = e4m3_high_bytes_to_small_f16(hi << 8), a[3] = e4m3_high_bytes_to_small_f16(hi);
+      constexpr unsigned kFirst = kValues ? kSigned02 : kSigned01, kOther = kValues ? kSigned13 : kSigned23;
+      constexpr int kNext = kValues ? 1 : 2;  // the register after a[0]
+      a[0] = signed_e4m3_to_small_f16(ptx::permute_bytes(lo, 0, kFirst));
+      a[kNext] = signed_e4m3_to_small_f16(ptx::permute_bytes(lo, 0, kOther));
+      a[3 - kNext] = signed_e4m3_to_small_f16(ptx::permute_bytes(hi, 0, kFirst));
+      a[3] = signed_e4m3_to_small_f16(ptx::permute_bytes(hi, 0, kOther));
     } else if constexpr (kValues) {
       crossed_quad_to_f16<kKvType>(lo, a[0], a[1]), crossed_quad_to_f16<kKvType>(hi, a[2], a[3]);
     } else {

@@ -38,17 +38,11 @@ __device__ __forceinline__ void store_query(const float (&x)[kVec], int d, int r
   for (int part = 0; part < Config::kParts; ++part) {
 #pragma unroll
     for (int i = 0; i < kVec; i += 2) {
+      // Channels 2i and 2i + 1 are neighbours in every operand layout.
       const unsigned rounded = common::pack<Config::kComputeType>(rest[i], rest[i + 1]);
-      const auto at = [&](int channel) {
-        const int k = common::k_of_channel<Config::kKvType>(channel);
-        return rows + part * Config::kRows * Config::LayoutQ::kPitch + Config::LayoutQ::offset(r, k / 8) + k % 8 * 2;
-      };
-      if constexpr (common::converts_by_bits<Config::kKvType>()) {
-        *reinterpret_cast<unsigned short*>(at(d + i)) = static_cast<unsigned short>(rounded);
-        *reinterpret_cast<unsigned short*>(at(d + i + 1)) = static_cast<unsigned short>(rounded >> 16);
-      } else {  // channels 2i and 2i + 1 are neighbours
-        *reinterpret_cast<unsigned*>(at(d + i)) = rounded;
-      }
+      const int k = common::k_of_channel<Config::kKvType>(d + i);
+      *reinterpret_cast<unsigned*>(rows + part * Config::kRows * Config::LayoutQ::kPitch +
+                                   Config::LayoutQ::offset(r, k / 8) + k % 8 * 2) = rounded;
       rest[i] -= common::low_half<Config::kComputeType>(rounded);
       rest[i + 1] -= common::high_half<Config::kComputeType>(rounded);
     }
