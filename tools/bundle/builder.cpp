@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "builder.h"
 
-#include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <exception>
@@ -10,9 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <stdexcept>
-#include <thread>
 
 #include "core/status.h"
+#include "parallel.h"
 
 namespace attune::bundle {
 namespace {
@@ -111,14 +109,11 @@ std::map<std::string, Resources> recorded_of(const ManifestEntry& entry, const L
 }  // namespace
 
 Build build_bundle(const std::vector<ManifestEntry>& manifest, const cuda::Nvrtc& nvrtc,
-                   const std::string& previous_bundle, const std::string& previous_report, unsigned num_threads,
-                   const Ledger* known) {
+                   const std::string& previous_bundle, const std::string& previous_report, const Ledger* known) {
   const Previous previous(previous_bundle, previous_report, nvrtc.version());
   Build build;
   build.resources.compiler = nvrtc.version();
-  std::atomic<size_t> next{0};
   std::mutex mutex;
-  std::exception_ptr failure;
   std::set<std::string> sources;
   std::set<const ManifestEntry*> firsts;
   for (const ManifestEntry& entry : manifest) {
@@ -152,24 +147,13 @@ Build build_bundle(const std::vector<ManifestEntry>& manifest, const cuda::Nvrtc
     build.entries.push_back({key, std::move(module.image)});
     build.modules[code] = {key, std::move(module.warnings)};
   };
-  auto work = [&] {
-    for (size_t i = next.fetch_add(1); i < manifest.size(); i = next.fetch_add(1)) {
-      try {
-        one(manifest[i]);
-      } catch (const std::exception& e) {
-        std::lock_guard lock(mutex);
-        if (failure == nullptr) {
-          failure =
-              std::make_exception_ptr(std::runtime_error(cuda::module_name(manifest[i].module) + ": " + e.what()));
-        }
-      }
+  for_each_parallel(manifest.size(), [&](size_t i) {
+    try {
+      one(manifest[i]);
+    } catch (const std::exception& e) {
+      throw std::runtime_error(cuda::module_name(manifest[i].module) + ": " + e.what());
     }
-  };
-  std::vector<std::thread> threads;
-  for (unsigned i = 1; i < std::min<size_t>(num_threads, manifest.size()); ++i) threads.emplace_back(work);
-  work();
-  for (std::thread& thread : threads) thread.join();
-  if (failure != nullptr) std::rethrow_exception(failure);
+  });
   return build;
 }
 

@@ -32,7 +32,7 @@ struct Build {
 // known: null for the whole bundle; else makes a sample, in which modules recorded() in it with all of their entries
 // are left out. One of each source is compiled all the same.
 Build build_bundle(const std::vector<ManifestEntry>& manifest, const cuda::Nvrtc& nvrtc,
-                   const std::string& previous_bundle, const std::string& previous_report, unsigned num_threads,
+                   const std::string& previous_bundle, const std::string& previous_report,
                    const Ledger* known = nullptr);
 
 // What build_bundle needs to reuse modules, and what the ledger is compared with: {"modules": {code: {"key":,

@@ -207,6 +207,9 @@ TEST(Ledger, ReportsEveryDifference) {
   EXPECT_NE(check_ledger(expected, measured)[0].find("f spills"), std::string::npos);
   // A spill that someone wrote into the ledger stays a fault.
   EXPECT_EQ(check_ledger(measured, measured).size(), 1u);
+  // Where recorded spills are allowed, others are not.
+  EXPECT_TRUE(check_ledger(measured, measured, Spills::kRecorded).empty());
+  EXPECT_EQ(check_ledger(expected, measured, Spills::kRecorded).size(), 1u);
 }
 
 TEST(Ledger, KnowsCodeByWhatIsCompiled) {
@@ -239,9 +242,9 @@ TEST(Builder, SamplesWhatTheLedgerKnows) {
   if (nvrtc == nullptr) GTEST_SKIP() << why;
   std::vector<ManifestEntry> manifest;
   for (const char* a : {"2", "3", "4"}) manifest.push_back({{"selftest/saxpy.cu", {{"A", a}}}, {"saxpy"}});
-  Ledger known = build_bundle(manifest, *nvrtc, "", "", 2).resources;
+  Ledger known = build_bundle(manifest, *nvrtc, "", "").resources;
   ASSERT_EQ(known.code.size(), 3u);
-  Build sample = build_bundle(manifest, *nvrtc, "", "", 2, &known);
+  Build sample = build_bundle(manifest, *nvrtc, "", "", &known);
   EXPECT_EQ(sample.compiled, 1u);  // the first of the source
   EXPECT_EQ(sample.entries.size(), 1u);
   EXPECT_EQ(sample.resources.kernels, known.kernels);
@@ -250,11 +253,11 @@ TEST(Builder, SamplesWhatTheLedgerKnows) {
   EXPECT_EQ(left_out, (std::vector<std::string>{"selftest/saxpy.cu A=3", "selftest/saxpy.cu A=4"}));
   // Code that changed, or a ledger of another compiler: compiled, so that the ledger's word is checked.
   known.code["selftest/saxpy.cu saxpy A=3"] = "0";
-  sample = build_bundle(manifest, *nvrtc, "", "", 2, &known);
+  sample = build_bundle(manifest, *nvrtc, "", "", &known);
   EXPECT_EQ(sample.compiled, 2u);
   EXPECT_EQ(sample.left_out, std::vector<std::string>{"selftest/saxpy.cu A=4"});
   known.compiler = "1.0";
-  EXPECT_EQ(build_bundle(manifest, *nvrtc, "", "", 2, &known).compiled, 3u);
+  EXPECT_EQ(build_bundle(manifest, *nvrtc, "", "", &known).compiled, 3u);
 }
 
 TEST(Builder, KeepsWhatDidNotChange) {
@@ -264,20 +267,20 @@ TEST(Builder, KeepsWhatDidNotChange) {
   const std::string bundle = testing::TempDir() + "attune_builder_test.bundle";
   std::filesystem::remove(bundle);
   std::vector<ManifestEntry> manifest = {{{"selftest/saxpy.cu", {{"A", "2"}}}, {"saxpy"}}};
-  Build build = build_bundle(manifest, *nvrtc, bundle, "", 2);
+  Build build = build_bundle(manifest, *nvrtc, bundle, "");
   EXPECT_EQ(build.compiled, 1u);
   EXPECT_GT(build.resources.kernels.at("selftest/saxpy.cu saxpy A=2").registers, 0);
   ASSERT_EQ(cuda::write_bundle(bundle, nvrtc->major(), nvrtc->minor(), build.entries), "");
 
   const std::string report = report_text(build);
   manifest.push_back({{"selftest/saxpy.cu", {{"A", "3"}}}, {"saxpy"}});
-  const Build next = build_bundle(manifest, *nvrtc, bundle, report, 2);
+  const Build next = build_bundle(manifest, *nvrtc, bundle, report);
   EXPECT_EQ(next.compiled, 1u);
   EXPECT_EQ(next.entries.size(), 2u);
   EXPECT_EQ(next.resources.kernels.at("selftest/saxpy.cu saxpy A=2"),
             build.resources.kernels.at("selftest/saxpy.cu saxpy A=2"));
   // The file of the report is not to be trusted blindly.
-  EXPECT_EQ(build_bundle(manifest, *nvrtc, bundle, report.substr(0, report.size() / 2), 2).compiled, 2u);
+  EXPECT_EQ(build_bundle(manifest, *nvrtc, bundle, report.substr(0, report.size() / 2)).compiled, 2u);
 
   // A comment changes the key by which the library finds a module, and not its code.
   const std::string folder = testing::TempDir() + "attune_builder_test_kernels";
@@ -287,7 +290,7 @@ TEST(Builder, KeepsWhatDidNotChange) {
   std::ofstream(folder + "/" + unit.path) << "// A comment.\n" << unit.text;
   for (const auto& [path, text] : unit.headers) std::ofstream(folder + "/" + path) << text;
   setenv("ATTUNE_KERNEL_DIR", folder.c_str(), 1);
-  const Build commented = build_bundle({manifest[0]}, *nvrtc, bundle, report, 2);
+  const Build commented = build_bundle({manifest[0]}, *nvrtc, bundle, report);
   unsetenv("ATTUNE_KERNEL_DIR");
   std::filesystem::remove_all(folder);
   EXPECT_EQ(commented.compiled, 0u);
@@ -296,14 +299,14 @@ TEST(Builder, KeepsWhatDidNotChange) {
 
   // PTX has no resources to report, and is kept likewise.
   manifest.push_back({{"selftest/saxpy.cu", {{"A", "2"}}, cuda::portable_target()}, {"saxpy"}});
-  build = build_bundle(manifest, *nvrtc, bundle, "", 2);
+  build = build_bundle(manifest, *nvrtc, bundle, "");
   EXPECT_EQ(build.entries.size(), 3u);
   EXPECT_EQ(build.resources.kernels.size(), 2u);
   ASSERT_EQ(cuda::write_bundle(bundle, nvrtc->major(), nvrtc->minor(), build.entries), "");
-  EXPECT_EQ(build_bundle(manifest, *nvrtc, bundle, report_text(build), 2).compiled, 0u);
+  EXPECT_EQ(build_bundle(manifest, *nvrtc, bundle, report_text(build)).compiled, 0u);
 
   manifest[0].entries = {"no_such_kernel"};
-  EXPECT_THROW(build_bundle(manifest, *nvrtc, bundle, "", 1), std::runtime_error);
+  EXPECT_THROW(build_bundle(manifest, *nvrtc, bundle, ""), std::runtime_error);
   std::filesystem::remove(bundle);
 }
 

@@ -7,7 +7,6 @@
 #include <fstream>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -30,9 +29,9 @@ constexpr char kUsage[] =
     "       attune_bundler update REPORT LEDGER           write the ledger from the report\n"
     "       attune_bundler verify MANIFEST BUNDLE REPORT  exit code 1 unless the library finds every module in the "
     "bundle, but for those of the report that a sample left out\n"
-    "       attune_bundler portable check LEDGER          compile for other GPUs what the ledger does not have of the "
+    "       attune_bundler portable check MODELS LEDGER   compile for other GPUs what the ledger does not have of the "
     "same code; exit code 1 where it disagrees\n"
-    "       attune_bundler portable write LEDGER          write the ledger of that\n"
+    "       attune_bundler portable write MODELS LEDGER   the same, and write the ledger\n"
     "       attune_bundler popular write MODELS MANIFEST PORTABLE  write what the models of a directory ask for, on "
     "Hopper and on others\n"
     "       attune_bundler popular check MODELS MANIFEST PORTABLE  exit code 1 unless the manifests list just that\n";
@@ -63,9 +62,9 @@ int build(const std::string& ledger_path, const std::string& bundle_path, const 
   }
   Ledger known;
   if (!ledger_path.empty()) known = attune::bundle::parse_ledger(read(ledger_path));
-  const auto result = attune::bundle::build_bundle(
-      manifest, *nvrtc, bundle_path, attune::cuda::read_file(report_path).value_or(""),
-      std::max(1u, std::thread::hardware_concurrency()), ledger_path.empty() ? nullptr : &known);
+  const auto result =
+      attune::bundle::build_bundle(manifest, *nvrtc, bundle_path, attune::cuda::read_file(report_path).value_or(""),
+                                   ledger_path.empty() ? nullptr : &known);
   size_t bytes = 0;
   for (const auto& entry : result.entries) bytes += entry.image.size();
   const std::string fault = attune::cuda::write_bundle(bundle_path, nvrtc->major(), nvrtc->minor(), result.entries);
@@ -96,16 +95,18 @@ int check(const std::string& report_path, const std::string& ledger_path) {
   return faults.empty() ? 0 : 1;
 }
 
-int portable(const std::string& verb, const std::string& ledger_path) {
+int portable(const std::string& verb, const std::string& models, const std::string& ledger_path) {
   std::string why;
   const attune::cuda::Nvrtc* nvrtc = attune::cuda::find_nvrtc(99, &why);
   if (nvrtc == nullptr) throw std::runtime_error(why);
   std::vector<std::string> faults;
-  const Ledger known = verb == "check" ? attune::bundle::parse_ledger(read(ledger_path)) : Ledger();
+  const std::optional<std::string> old = attune::cuda::read_file(ledger_path);
+  const Ledger known = verb == "check" || old ? attune::bundle::parse_ledger(read(ledger_path)) : Ledger();
   size_t compiled = 0;
-  const Ledger measured = attune::bundle::compile_portable(*nvrtc, known, &compiled, &faults);
+  const Ledger measured = attune::bundle::compile_portable(
+      attune::bundle::portable_kernels(attune::bundle::read_models(models)), *nvrtc, known, &compiled, &faults);
   if (verb == "write") return write(ledger_path, attune::bundle::ledger_text(measured)), 0;
-  const auto differences = attune::bundle::check_ledger(known, measured);
+  const auto differences = attune::bundle::check_ledger(known, measured, attune::bundle::Spills::kRecorded);
   faults.insert(faults.end(), differences.begin(), differences.end());
   for (const std::string& fault : faults) fmt::print("{}\n", fault);
   fmt::print("{} kernels, {} compiled here, {} faults\n", measured.kernels.size(), compiled, faults.size());
@@ -170,8 +171,8 @@ int main(int argc, char** argv) {
     if (args.size() == 5 && args[0] == "popular" && (args[1] == "write" || args[1] == "check")) {
       return popular(args[1], args[2], args[3], args[4]);
     }
-    if (args.size() == 3 && args[0] == "portable" && (args[1] == "write" || args[1] == "check"))
-      return portable(args[1], args[2]);
+    if (args.size() == 4 && args[0] == "portable" && (args[1] == "write" || args[1] == "check"))
+      return portable(args[1], args[2], args[3]);
     if (args.size() == 3 && args[0] == "update") {
       write(args[2], attune::bundle::ledger_text(attune::bundle::report_ledger(read(args[1]))));
       return 0;

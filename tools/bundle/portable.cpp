@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "portable.h"
 
+#include <mutex>
 #include <set>
 #include <string>
 
@@ -16,6 +17,7 @@
 #include "cuda/ops/config.h"
 #include "cuda/ops/ops.h"
 #include "cuda/prefill/mma.h"
+#include "parallel.h"
 
 namespace attune::bundle {
 namespace {
@@ -141,13 +143,17 @@ std::string name_of(const cuda::ModuleSpec& module, const std::string& entry) {
 
 }  // namespace
 
-std::vector<ManifestEntry> portable_kernels() {
+std::vector<ManifestEntry> portable_kernels(const std::vector<PopularModel>& models) {
   std::vector<ManifestEntry> list;
   std::set<std::string> names;
   const auto add = [&](const cuda::KernelSpec& spec, const cuda::Target& target) {
     cuda::ModuleSpec module{spec.source, spec.defines, target};
     if (names.insert(name_of(module, spec.entry)).second) list.push_back({std::move(module), {spec.entry}});
   };
+  for (const char* name : kLedgerArchitectures) {
+    const cuda::Architecture& to = *cuda::find_architecture(name);
+    for (const cuda::KernelSpec& spec : popular_kernels_of(models, to)) add(spec, cuda::target_of(to));
+  }
   const auto add_step = [&](const attune_attention& a, const cuda::Architecture& to) {
     const Problem p = make_problem(a, Data::kOptional);
     const cuda::decode::Config c = cuda::decode::choose_config(p, cuda::decode::device_shape(to, kSms));
@@ -234,24 +240,28 @@ std::vector<ManifestEntry> portable_kernels() {
   return list;
 }
 
-Ledger compile_portable(const cuda::Nvrtc& nvrtc, const Ledger& known, size_t* compiled,
-                        std::vector<std::string>* warnings) {
+Ledger compile_portable(const std::vector<ManifestEntry>& kernels, const cuda::Nvrtc& nvrtc, const Ledger& known,
+                        size_t* compiled, std::vector<std::string>* warnings) {
   Ledger ledger;
   ledger.compiler = nvrtc.version();
-  for (const ManifestEntry& e : portable_kernels()) {
-    std::vector<std::string> options = cuda::compiler_options(e.module);
+  std::mutex mutex;
+  for_each_parallel(kernels.size(), [&](size_t i) {
+    const ManifestEntry& e = kernels[i];
+    std::vector<std::string> options = cuda::compiler_options(e.module), warned;
     const cuda::SourceUnit unit = cuda::read_source(e.module.source, "");
     const std::string code = code_digest(unit, options), name = name_of(e.module, e.entries.at(0));
     std::optional<Resources> resources = recorded(known, nvrtc.version(), name, code);
-    const size_t warned = warnings->size();
-    if (!resources) {
+    const bool compiles = !resources;
+    if (compiles) {
       options.push_back("--ptxas-options=-v");
-      resources = parse_ptxas_log(nvrtc.compile(unit, options).log, warnings).at(e.entries[0]);
-      ++*compiled;
+      resources = parse_ptxas_log(nvrtc.compile(unit, options).log, &warned).at(e.entries[0]);
     }
+    std::lock_guard lock(mutex);
+    if (compiles) ++*compiled;
     ledger.kernels[name] = *resources;
-    if (warnings->size() == warned) ledger.code[name] = code;
-  }
+    if (warned.empty()) ledger.code[name] = code;
+    for (const std::string& line : warned) warnings->push_back(cat(name, ": ", line));
+  });
   return ledger;
 }
 
