@@ -100,8 +100,15 @@ __device__ __forceinline__ void run_mainloop(const WorkTileParams& p, Storage& s
     score_tile(p, t, i, tile_at, rows, masked, valid_keys, s);
     // max_logits are read from row_max_ref, so it must then be the exact max.
     softmax(rows.scale(), p.max_logits != nullptr ? 0.0f : Config::kRescaleThreshold, s, p_regs, state);
-    if (masked) extract_nonfinite_v<Config::kType>(p, t, tile_at(i), rows, valid_keys, v, shared, state);
-    pv_gemm<Config::kType, 1>(v, p_regs, state);
+    const auto multiply = [&]<bool kByChannels>() {
+      if (masked) extract_nonfinite_v<Config::kType, kByChannels>(p, t, tile_at(i), rows, valid_keys, v, shared, state);
+      pv_gemm<Config::kType, 1, kByChannels>(v, p_regs, state);
+    };
+    if (Config::kXpacked && (!Config::kDense || shared.tiles.is_cached(i))) {
+      multiply.template operator()<Config::kXpacked>();
+    } else {
+      multiply.template operator()<false>();
+    }
     has_tile = has_next, held_steady = next_steady;
   }
   epilogue(p, t, shared.head, state);
@@ -192,18 +199,18 @@ __device__ __forceinline__ void run_mainloop_quantized(const WorkTileParams& p, 
     // The second part of P may be 0 or negative, and must not be multiplied by an infinity.
     const bool may_have_infinite_v =
         Config::kPParts == 2 && (any_nonfinite_scale || Config::kCacheType == common::kE5m2);
-    const auto multiply = [&]<int kType, int kParts>() {
+    const auto multiply = [&]<int kType, int kParts, bool kByChannels>() {
       if (masked || may_have_infinite_v)
-        extract_nonfinite_v<kType>(p, t, tile_at(i), rows, valid_keys, v, shared, state, v_scales);
+        extract_nonfinite_v<kType, kByChannels>(p, t, tile_at(i), rows, valid_keys, v, shared, state, v_scales);
       typename DequantK::Conversion keys{warp_rows(), {}};
-      pv_gemm<kType, kParts>(v, p_regs, state, [&](int step) {
+      pv_gemm<kType, kParts, kByChannels>(v, p_regs, state, [&](int step) {
         if (converts(is_cached(i + 1))) keys.template overlap<kPvOverlapSteps>(step, codes_k, k);
       });
     };
-    if (Config::kPParts == 1 || cached) {
-      multiply.template operator()<Config::kCodeTypeV, Config::kPParts>();
+    if ((Config::kPParts == 1 && !Config::kXpacked) || converts(cached)) {
+      multiply.template operator()<Config::kCodeTypeV, Config::kPParts, Config::kXpacked>();
     } else {
-      multiply.template operator()<Config::kType, 1>();
+      multiply.template operator()<Config::kType, 1, false>();
     }
     if constexpr (!Config::kTokenScales) {
       if (cached && !is_cached(i + 1)) scale_o(shared.v_scale, state);

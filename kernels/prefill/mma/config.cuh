@@ -12,6 +12,9 @@
 #ifndef ATTUNE_TOKEN_SCALES
 #define ATTUNE_TOKEN_SCALES 0
 #endif
+#ifndef ATTUNE_XPACKED
+#define ATTUNE_XPACKED 0
+#endif
 #ifndef ATTUNE_KEYS
 #define ATTUNE_KEYS 64
 #endif
@@ -36,6 +39,8 @@ struct Config {
   // fp16 lacks the range of P times a scale, so such a P is the sum of two bf16 numbers, and V is bf16.
   static constexpr int kPParts = kTokenScales && kType == common::kFloat16 ? 2 : 1;
   static constexpr int kCodeTypeV = kPParts == 2 ? common::kBFloat16 : kType;
+  // The cache is x-packed. Its tiles of V are stored by channels (xpacked.cuh).
+  static constexpr bool kXpacked = kCached && ATTUNE_XPACKED != 0;
   static constexpr int kRowTiles = ATTUNE_ROW_TILES;  // tiles of 16 rows in a warp
   static constexpr int kWarps = ATTUNE_WARPS, kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kRowTiles * kWarps, kKeys = ATTUNE_KEYS;
@@ -46,6 +51,7 @@ struct Config {
   static constexpr int kBlocksQk = (kHeadDimQk + 15) / 16, kBlocksV = (kHeadDimV + 15) / 16;  // blocks of 16 channels
   using LayoutK = common::RowLayout<kernels::mma_chunks(kHeadDimQk)>;                         // for Q too
   using LayoutV = common::RowLayout<kernels::mma_chunks(kHeadDimV)>;
+  using LayoutVt = common::RowLayout<kernels::mma_chunks(kKeys)>;  // a row is a channel
   // Q stays in registers if its shared memory is needed for codes.
   static constexpr bool kQInRegisters = kQuantized && kernels::mma_q_in_registers(kRowTiles, kHeadDimQk, kHeadDimV);
   // fp32 numbers are three bf16 numbers; two of Q's stay in registers if there are enough (prefill_fp32_mma.cu).
@@ -59,6 +65,8 @@ struct Config {
 
   static_assert(!kQuantized || common::element_size(kCacheType) == 1, "a cache has q's type, or 8 bits");
   static_assert(!kQuantized || (kHeadDimQk % 16 == 0 && kHeadDimV % 16 == 0), "rows of codes are whole chunks");
+  static_assert(!kXpacked || (kKeys == 64 && kHeadDimV % 16 == 0 && kType != common::kFloat32),
+                "tiles of V by channels have 64 keys and whole blocks of channels");
   static_assert(kKeys == 16 || kKeys == 32 || kKeys == 64, "the key bits fit two words");
   static_assert(LayoutK::kPitch == kernels::mma_pitch(kHeadDimQk), "host and device agree on a row");
 };

@@ -16,15 +16,20 @@ struct DequantTile {
   static constexpr int kChunksOfRow = kHeadDim / 16, kWarpChunks = kWarpRows * kChunksOfRow;  // of a row; of a warp
   static constexpr int kSteps = (kWarpChunks + 31) / 32;                                      // chunks of a thread
   static constexpr int kTo = kValues ? Config::kCodeTypeV : Config::kType;
-  using Layout = common::RowLayout<kernels::mma_chunks(kHeadDim)>;
+  // A row is a channel, and its one chunk has the codes of the warp's keys (xpacked.cuh).
+  static constexpr bool kByChannels = kValues && Config::kXpacked;
+  using Layout = common::RowLayout<kernels::mma_chunks(kByChannels ? Config::kKeys : kHeadDim)>;
   // Eight lanes that store 16 bytes each take four chunks of each of two rows, which lie in different banks.
   static constexpr bool kPairsRows = kChunksOfRow % 4 == 0;
   // From step to step a thread goes down by kRowsOn rows; 0: no such pattern.
-  static constexpr int kRowsOn =
-      kPairsRows && 32 % (2 * kChunksOfRow) == 0 && Layout::kSwizzled ? 32 / kChunksOfRow : 0;
+  static constexpr int kRowsOn = kByChannels                                                        ? 32
+                                 : kPairsRows && 32 % (2 * kChunksOfRow) == 0 && Layout::kSwizzled ? 32 / kChunksOfRow
+                                                                                                   : 0;
+  static_assert(!kByChannels || kWarpRows == 16, "a warp's keys are a chunk of each channel");
 
   __device__ __forceinline__ static Chunk chunk_of(int lane, int step) {
     const int i = lane + step * 32;
+    if constexpr (kByChannels) return {i, 0};
     if constexpr (!kPairsRows) return {i / kChunksOfRow, i % kChunksOfRow};
     return {i / (2 * kChunksOfRow) * 2 + i / 4 % 2, i % 4 + 4 * (i / 8 % (kChunksOfRow / 4))};
   }
@@ -43,7 +48,9 @@ struct DequantTile {
     const auto copy_chunk = [&](const WarpRows& here, int step, const char* from, bool there) {
       if (has(here, step)) ptx::copy_async<16>(codes_at(here, step, codes), from, there ? 16 : 0);
     };
-    if (kRowsOn > 0 && steady) {
+    if constexpr (Config::kXpacked) {
+      copy_xpacked_chunks<kValues, kSteps>(p, t, i, steady, tile_at, kv_head, shared, chunk_of, copy_chunk);
+    } else if (kRowsOn > 0 && steady) {
       copy_steady_chunks<kValues, kSteps, kRowsOn>(p, shared, i, chunk_of, copy_chunk);
     } else {
       copy_chunks<kValues, kSteps, kRowsOn>(p, t, tile_at(i), kv_head, shared, chunk_of, copy_chunk);
@@ -68,7 +75,8 @@ struct DequantTile {
       for (int j = 0; j < 2; ++j)
         common::quad_to_operands<Config::kCacheType, kTo>(words[2 * half + j], numbers[2 * j], numbers[2 * j + 1]);
       const Chunk mine = chunk_of(here.lane, kRowsOn > 0 ? 0 : step);
-      unsigned at = to + Layout::offset(here.first_row + mine.row, 2 * mine.number);
+      unsigned at = to + (kByChannels ? Layout::offset(mine.row, here.first_row / 8)
+                                      : Layout::offset(here.first_row + mine.row, 2 * mine.number));
       if constexpr (kRowsOn > 0) at = Layout::rows_down(at, step * kRowsOn);
       ptx::store_shared_four(Layout::chunks_on(at, half), numbers);
     }
@@ -174,12 +182,11 @@ __device__ __forceinline__ void apply_nonfinite_scales(const WorkTileParams& p, 
 #pragma unroll 1
     for (int chunk = 0; chunk < kChunks && !is_finite(scale); ++chunk) {
       unsigned x[4];
-      const unsigned at = v + Config::LayoutV::offset(row, chunk);
-      ptx::load_shared_four(at, x);
+      load_value<Config::kXpacked>(v, row, chunk, x);
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         x[i] = common::pack<kTo>(scale * common::low_half<kTo>(x[i]), scale * common::high_half<kTo>(x[i]));
-      ptx::store_shared_four(at, x);
+      store_value<Config::kXpacked>(v, row, chunk, x);
     }
   }
   __syncthreads();

@@ -133,18 +133,23 @@ __device__ __forceinline__ void softmax(float scale, float threshold, Scores& s,
   }
 }
 
-// O += P V. kType: of V and P; kParts: parts of P.
-template <int kType, int kParts, class Overlap = NoOp>
+// O += P V. kType: of V and P; kParts: parts of P; kByChannels: V has a row for each channel (xpacked.cuh).
+template <int kType, int kParts, bool kByChannels, class Overlap = NoOp>
 __device__ __forceinline__ void pv_gemm(unsigned v, const PFragments& p_regs, State& state,
                                         const Overlap& overlap = {}) {
   using Layout = Config::LayoutV;
-  const unsigned lane_v = down_then_on<Layout>(v);
+  using LayoutVt = Config::LayoutVt;
+  const unsigned lane_v = kByChannels ? on_then_down<LayoutVt>(v) : down_then_on<Layout>(v);
 #pragma unroll
   for (int keys = 0; keys < Config::kKeys / 16; ++keys) {
 #pragma unroll
     for (int block = 0; block < Config::kBlocksV; ++block) {
       unsigned b[4];
-      ptx::load_matrix_x4_transposed(b, Layout::chunks_on(Layout::rows_down(lane_v, 16 * keys), 2 * block));
+      if constexpr (kByChannels) {
+        ptx::load_matrix_x4(b, LayoutVt::chunks_on(LayoutVt::rows_down(lane_v, 16 * block), 2 * keys));
+      } else {
+        ptx::load_matrix_x4_transposed(b, Layout::chunks_on(Layout::rows_down(lane_v, 16 * keys), 2 * block));
+      }
       const unsigned b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
@@ -173,14 +178,40 @@ __device__ __forceinline__ unsigned without_nonfinite(unsigned pair) {
   return pair;
 }
 
+// The values of a key in channels 2c and 2c + 1. kByChannels: V has a row for each channel (xpacked.cuh).
+template <bool kByChannels>
+__device__ __forceinline__ unsigned load_pair(unsigned v, int key, int c) {
+  using LayoutVt = Config::LayoutVt;
+  if constexpr (!kByChannels) return ptx::load_shared_u32(v + Config::LayoutV::offset(key, c / 4) + c % 4 * 4);
+  const auto one = [&](int channel) -> unsigned {
+    return ptx::load_shared_u16(v + LayoutVt::offset(channel, key / 8) + key % 8 * 2);
+  };
+  return one(2 * c) | one(2 * c + 1) << 16;
+}
+// Those of eight channels.
+template <bool kByChannels>
+__device__ __forceinline__ void load_value(unsigned v, int key, int chunk, unsigned (&x)[4]) {
+  if constexpr (!kByChannels) return ptx::load_shared_four(v + Config::LayoutV::offset(key, chunk), x);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = load_pair<kByChannels>(v, key, 4 * chunk + i);
+}
+template <bool kByChannels>
+__device__ __forceinline__ void store_value(unsigned v, int key, int chunk, const unsigned (&x)[4]) {
+  using LayoutVt = Config::LayoutVt;
+  if constexpr (!kByChannels) return ptx::store_shared_four(v + Config::LayoutV::offset(key, chunk), x);
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    ptx::store_shared_u16(v + LayoutVt::offset(8 * chunk + i, key / 8) + key % 8 * 2,
+                          static_cast<unsigned short>(x[i / 2] >> i % 2 * 16));
+}
+
 // If some rows do not see some keys, a NaN or infinity in these keys' values would be multiplied by P = 0. Adds such
 // numbers to the rows that see them, and replaces them by 0 in V. Called by all threads of the block. kType: of V.
 // v_scales: the shared address of the token scales of the tile's values, if there are any.
-template <int kType>
+template <int kType, bool kByChannels>
 __device__ __forceinline__ void extract_nonfinite_v(const WorkTileParams& p, const WorkTile& t, const Tile& tile,
                                                     const Rows& rows, const ValidKeys& valid_keys, unsigned v,
                                                     SharedStorage& shared, State& state, unsigned v_scales = 0) {
-  using Layout = Config::LayoutV;
   constexpr int kChunks = kernels::mma_chunks(Config::kHeadDimV), kParts = Config::kThreads / Config::kKeys,
                 kChunksOfPart = (kChunks + kParts - 1) / kParts;
   // Opaque: recomputed here, because this is rarely needed.
@@ -190,7 +221,7 @@ __device__ __forceinline__ void extract_nonfinite_v(const WorkTileParams& p, con
   bool any = false;
   for (int chunk = part * kChunksOfPart; chunk < end; ++chunk) {
     unsigned x[4];
-    ptx::load_shared_four(v + Layout::offset(row, chunk), x);
+    load_value<kByChannels>(v, row, chunk, x);
     any =
         any || is_nonfinite<kType>(x[0]) || is_nonfinite<kType>(x[1]) || is_nonfinite<kType>(x[2]) ||
         is_nonfinite<kType>(x[3]);
@@ -198,7 +229,7 @@ __device__ __forceinline__ void extract_nonfinite_v(const WorkTileParams& p, con
   const unsigned word = __ballot_sync(0xffffffffu, any);
   if (thread % 32 == 0) shared.nonfinite[part][row / 32] = word;
   if (__syncthreads_or(any ? 1 : 0) == 0) return;
-  const int pair = static_cast<int>(threadIdx.x % 4) * 4;  // the byte offset of this thread's channels within eight
+  const int pair = static_cast<int>(threadIdx.x % 4);  // of this thread's channels within eight
 #pragma unroll 1
   for (int i = 0; i < Config::kKeys; ++i) {
     const int key = tile.start + i;
@@ -210,7 +241,7 @@ __device__ __forceinline__ void extract_nonfinite_v(const WorkTileParams& p, con
     if ((bits >> i % 32 & 1) == 0) continue;
 #pragma unroll
     for (int c = 0; c < 2 * Config::kBlocksV; ++c) {
-      const unsigned x = ptx::load_shared_u32(v + Layout::offset(i, c) + pair);
+      const unsigned x = load_pair<kByChannels>(v, i, 4 * c + pair);
       if (!is_nonfinite<kType>(x)) continue;
       const unsigned finite = without_nonfinite<kType>(x);
 #pragma unroll
@@ -228,11 +259,10 @@ __device__ __forceinline__ void extract_nonfinite_v(const WorkTileParams& p, con
   __syncthreads();
   for (int chunk = part * kChunksOfPart; chunk < end; ++chunk) {
     unsigned x[4];
-    const unsigned at = v + Layout::offset(row, chunk);
-    ptx::load_shared_four(at, x);
+    load_value<kByChannels>(v, row, chunk, x);
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[i] = without_nonfinite<kType>(x[i]);
-    ptx::store_shared_four(at, x);
+    store_value<kByChannels>(v, row, chunk, x);
   }
   __syncthreads();
 }

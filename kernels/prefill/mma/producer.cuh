@@ -5,6 +5,7 @@
 
 #include "common/finish.cuh"
 #include "prefill/mma/cached_rows.cuh"
+#include "prefill/mma/xpacked.cuh"
 
 namespace attune::prefill_mma {
 
@@ -58,8 +59,11 @@ __device__ __forceinline__ void copy_tile(const WorkTileParams& p, const WorkTil
   constexpr int kHeadDim = kValues ? Config::kHeadDimV : Config::kHeadDimQk, kChunks = kernels::mma_chunks(kHeadDim);
   using Layout = common::RowLayout<kChunks>;
   if (Config::kCached && (!Config::kDense || shared.tiles.is_cached(i))) {
-    if constexpr (!Config::kQuantized)
+    if constexpr (Config::kXpacked && !Config::kQuantized) {
+      copy_xpacked_tile<kValues>(p, t, i, steady, tile_at, kv_head, shared, to);
+    } else if constexpr (!Config::kQuantized) {
       copy_cached_tile<kValues, kHeadDim, Layout>(p, t, i, steady, tile_at, kv_head, shared, to);
+    }
     return;
   }
   const kernels::NewRows& plane = kValues ? p.new_v : p.new_k;

@@ -12,6 +12,7 @@
 #include "cuda/attention/tensor_maps.h"
 #include "cuda/device.h"
 #include "cuda/launch.h"
+#include "cuda/prefill/cache_copies.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prefill.h"
 #include "prefill/mma/shared_bytes.h"
@@ -41,6 +42,7 @@ KernelSpec Config::kernel() const {
        define("ATTUNE_ROW_TILES", row_tiles), define("ATTUNE_BLOCKS_PER_SM", blocks_per_sm)},
       shared_bytes()};
   if (cache_dtype != dtype) spec.defines.push_back(define("ATTUNE_CACHE_TYPE", cache_dtype));
+  if (x_packed) spec.defines.push_back(define("ATTUNE_XPACKED", 1));
   if (fp32()) {
     spec.defines.push_back(define("ATTUNE_KEYS", keys));
     spec.defines.push_back(define("ATTUNE_WARPS", warps));
@@ -58,6 +60,19 @@ std::array<uint32_t, 3> Config::grid(const Problem& p) const {
           static_cast<uint32_t>(std::min(row_blocks, kMostGrid))};
 }
 
+namespace {
+
+// Tiles of V by channels have 64 keys, for which wide rows of 8 bits and their codes have no room.
+std::string xpacked_refusal(const Problem& p) {
+  constexpr int64_t kWidestCodes = 192;
+  if (p.head_dim_v % 16 != 0) return "an x-packed cache with a head_dim_v that is no multiple of 16";
+  if (p.cache.k.element_size == 1 && std::max(p.head_dim_qk, p.head_dim_v) > kWidestCodes)
+    return cat("an x-packed cache of 8 bits with head dims above ", kWidestCodes);
+  return prefill::xpacked_refusal(p.cache);
+}
+
+}  // namespace
+
 std::string refusal(const Problem& p) {
   if (std::string why = attention::prologue_refusal(p); !why.empty()) return why;
   if (p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) return "head dims that are no multiples of 8";
@@ -68,9 +83,12 @@ std::string refusal(const Problem& p) {
     return "q and a 16-bit cache of different dtypes";
   if (p.cache && p.cache.k.element_size == 1 && (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0))
     return "head dims of an 8-bit cache that are no multiples of 16";
-  for (const auto& [name, plane] : {std::pair{"cache.k", &p.cache.k}, {"cache.v", &p.cache.v}})
-    if (p.cache && !attention::strides_fit(*plane))
-      return cat("rows of ", name, " that do not lie at multiples of 16 bytes");
+  if (p.cache.x_packed) {
+    if (std::string why = xpacked_refusal(p); !why.empty()) return why;
+  } else if (p.cache) {
+    for (const auto& [name, plane] : {std::pair{"cache.k", &p.cache.k}, {"cache.v", &p.cache.v}})
+      if (!attention::strides_fit(*plane)) return cat("rows of ", name, " that do not lie at multiples of 16 bytes");
+  }
   const bool copied = attention::prepares_rows(p, attention::Rows::kOwnType);  // q, k and v
   if (std::string why = attention::refusal_of(attention::find_misaligned(p, copied, false)); !why.empty()) return why;
   return attention::table_refusal(p);
@@ -118,6 +136,7 @@ Config choose_config(const Problem& p, int64_t shared_per_sm, int64_t shared_a_b
   c.score = attention::score_kinds(p);
   c.mask = attention::mask_kinds(p);
   c.cached = static_cast<bool>(p.cache);
+  c.x_packed = p.cache.x_packed && !c.fp32();
   c.dense = p.dense_kv || p.new_tokens;
   c.t5 = attention::t5_buckets(p);
   if (c.fp32()) {
@@ -214,7 +233,7 @@ std::string refusal_of_codes(const Problem& p) {
 Coverage coverage() {
   Coverage c = prefill_kernel().coverage;
   c[Axis::kKvScales] = use::kNoScale | use::kPerTensor | use::kPerHead | use::kPerTokenHead;
-  c[Axis::kKvLayout] = use::kNhd | use::kHnd;
+  c[Axis::kKvLayout] = use::kNhd | use::kHnd | use::kXpacked;
   return c;
 }
 

@@ -24,6 +24,7 @@ struct Config : attention::WorkTiles {
   int32_t dtype = 0, cache_dtype = 0, out_dtype = 0;
   int score = 0, mask = 0;
   bool cached = false, dense = false;
+  bool x_packed = false;         // the cache
   bool token_scales = false;     // K or V of an 8-bit cache has a scale for each token
   int warps = 4, row_tiles = 1;  // of 16 rows, a warp
   int blocks_per_sm = 2;         // that registers allow
