@@ -60,9 +60,9 @@ __device__ __forceinline__ void store_dq_tile(unsigned to, int group, const floa
   to += (kByXor ? Tile::byte_of(group, row, 0) : 0) + static_cast<int>(threadIdx.x) % 4 * 8;
 #pragma unroll
   for (int j = 0; j < Config::kDqRegisters; j += 2) {
-    const int eight = j / 4, next_row = j / 2 % 2 * 8;
-    const unsigned at = kByXor ? (to ^ eight % 4 * 32) + eight / 4 * 128 + next_row * (Tile::kChannels * 4)
-                               : to + Tile::byte_of(group, row + next_row, eight);
+    const int n8 = j / 4, next_row = j / 2 % 2 * 8;
+    const unsigned at = kByXor ? (to ^ n8 % 4 * 32) + n8 / 4 * 128 + next_row * (Tile::kChannels * 4)
+                               : to + Tile::byte_of(group, row + next_row, n8);
     ptx::store_shared_two(at, __float_as_uint(x[j]), __float_as_uint(x[j + 1]));
   }
 }
@@ -76,8 +76,8 @@ __device__ __forceinline__ void store_transposed_dq(unsigned to, int group, cons
   const unsigned whole = to + group * kLine, odd = (to ^ group * (kN8Tiles / 2 * 32)) + 2 * kLines * kLine;
 #pragma unroll
   for (int j = 0; j < Config::kDqRegisters; j += 2) {
-    const int eight = j / 4 % kN8Tiles, next_row = j / 2 % 2 * (8 * Tile::kQueries * 4);
-    const unsigned at = (j / 4 < kLines * kN8Tiles ? whole : odd) ^ eight * 32;  // as above
+    const int n8 = j / 4 % kN8Tiles, next_row = j / 2 % 2 * (8 * Tile::kQueries * 4);
+    const unsigned at = (j / 4 < kLines * kN8Tiles ? whole : odd) ^ n8 * 32;  // as above
     ptx::store_shared_two(at + next_row, __float_as_uint(x[j]), __float_as_uint(x[j + 1]));
   }
 }

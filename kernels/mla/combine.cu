@@ -237,7 +237,7 @@ __device__ __forceinline__ void combine_rows(const kernels::WorkTileParams& p, c
     partial += 32 * step(), own_stats += 32 * kPartialStats * kBlockM * p.num_head_tiles;
     team.sync();  // before the scales are overwritten
   }
-  const RowPair& rows_again = all_rows[team.idx()];
+  const RowPair& shared_rows = all_rows[team.idx()];
   const int own = WarpgroupTeam::own(), column = static_cast<int>(ptx::opaque(threadIdx.x)) % 128;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -256,7 +256,7 @@ __device__ __forceinline__ void combine_rows(const kernels::WorkTileParams& p, c
         all[k].x += x.x, all[k].y += x.y;
       }
     }
-    store_row(p, t, rows_again, h, shared.row_max[h], shared.row_sum[h], all);
+    store_row(p, t, shared_rows, h, shared.row_max[h], shared.row_sum[h], all);
   }
   team.sync();  // before the next pair's sums are written
 }

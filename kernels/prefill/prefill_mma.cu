@@ -61,7 +61,7 @@ __device__ __forceinline__ void run_mainloop(const WorkTileParams& p, Storage& s
   // wait until copies are issued.
   constexpr bool kHoldsNext = kM * (4 * kKeyTiles8 + 8 * Config::kBlocksV) < 192;
   const int num_tiles = shared.tiles.num_tiles;
-  bool has_tile = num_tiles > 0, held_steady = is_steady(0);
+  bool has_tile = num_tiles > 0, prefetched_steady = is_steady(0);
   const auto issue_keys = [&](int i, bool steady) {
     copy_tile<false>(p, t, i, steady, tile_at, shared.kv_head, shared, k);
     if constexpr (Config::kCached) find_valid_keys(p, t, i, steady, tile_at, shared);
@@ -83,7 +83,7 @@ __device__ __forceinline__ void run_mainloop(const WorkTileParams& p, Storage& s
     __syncthreads();  // K has arrived, and all warps have read the last V
     // What is read from shared memory comes before the copies: a load would wait until they are issued.
     const bool has_next = i + 1 < (kHoldsNext ? num_tiles : shared.tiles.num_tiles),
-               steady = kHoldsNext ? held_steady : is_steady(i), next_steady = is_steady(i + 1),
+               steady = kHoldsNext ? prefetched_steady : is_steady(i), next_steady = is_steady(i + 1),
                masked = is_masked(p, shared, steady, tile_at, i);
     copy_tile<true>(p, t, i, steady, tile_at, shared.kv_head, shared, v);
     if (Config::kCached && has_next) fetch_pages(p, t, i + 1, next_steady, tile_at, shared);
@@ -102,7 +102,7 @@ __device__ __forceinline__ void run_mainloop(const WorkTileParams& p, Storage& s
     softmax(rows.scale(), p.max_logits != nullptr ? 0.0f : Config::kRescaleThreshold, s, p_regs, state);
     if (masked) extract_nonfinite_v<Config::kType>(p, t, tile_at(i), rows, valid_keys, v, shared, state);
     pv_gemm<Config::kType, 1>(v, p_regs, state);
-    has_tile = has_next, held_steady = next_steady;
+    has_tile = has_next, prefetched_steady = next_steady;
   }
   epilogue(p, t, shared.head, state);
 }

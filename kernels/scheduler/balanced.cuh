@@ -31,7 +31,7 @@ enum Balance { kUnchanged, kWhole, kStreamK };
 __device__ __forceinline__ Balance choose_balance(const WorkTileParams& p, int num_blocks, long long total,
                                                   int max_cost, int split_size) {
   const bool splits_all = num_blocks * p.num_head_tiles < p.num_blocks;
-  if (split_size <= kCombineTiles || p.whole_pairs || num_blocks > min(kMaxRowBlocks, p.max_work_tiles - p.num_blocks))
+  if (split_size <= kCombineTiles || p.no_splits || num_blocks > min(kMaxRowBlocks, p.max_work_tiles - p.num_blocks))
     return kUnchanged;
   const int groups = p.num_blocks / p.num_head_tiles;
   if (groups < 2 || groups > kMaxGroups || total > kMaxTiles) return kUnchanged;

@@ -122,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(attune::scheduler::Config::kThreads
   const int most = scheduler::blocks_to_use(p, total);
   const scheduler::StreamKPartition partition(most, total);
   scheduler::StreamKRange range = scheduler::find_range(p, run, shared, partition, threadIdx.x);
-  const bool whole = p.whole_pairs != 0 || scheduler::fits_whole(p, partition, range, shared);
+  const bool whole = p.no_splits != 0 || scheduler::fits_whole(p, partition, range, shared);
   for (int block = threadIdx.x; block < p.blocks; block += Config::kThreads) {
     if (block >= Config::kThreads) range = scheduler::find_range(p, run, shared, partition, block);
     if (whole && range.tiles_left > 0) {

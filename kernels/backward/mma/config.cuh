@@ -45,11 +45,11 @@ struct Layout {
   // The swizzle: the chunks of 16 bytes of a row are XORed with this in each line. A phase of eight lanes has four
   // chunks of two rows (GEMMs along the channels), or two chunks of rows 2t (along the rows), in different banks in
   // both cases. In 16 bits it has one chunk of eight rows.
-  __device__ __forceinline__ static constexpr int twist(int row) {
+  __device__ __forceinline__ static constexpr int swizzle(int row) {
     return Config::kIn16Bits ? row & 7 : (row & 2) | ((row ^ row >> 2) & 1) << 2;
   }
   __device__ __forceinline__ static constexpr int offset(int row, int chunk) {
-    return row * kPitch + ((chunk ^ twist(row)) << 4);
+    return row * kPitch + ((chunk ^ swizzle(row)) << 4);
   }
 };
 using LayoutQk = Layout<Config::kLinesQk>;

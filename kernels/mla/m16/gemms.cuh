@@ -66,7 +66,7 @@ class M16Gemms {
   }
 
   __device__ __forceinline__ void pv_gemm(const M16Smem& smem, int stage, unsigned buffer, M16Out& o) const {
-    const int lane = lane_anew();
+    const int lane = recomputed_lane();
     const unsigned row = m16_p_row(smem, buffer, lane);
     const unsigned from = m16_v_address(smem, stage);
 #pragma unroll

@@ -81,7 +81,7 @@ class SwapAbSoftmax {
  private:
   static constexpr int kRowsOfLane = SwapAbConfig::kBlockM / 4;  // rows 8 j + 2 t + e; two keys' scores for each
 
-  __device__ __forceinline__ static int lane() { return lane_anew(); }
+  __device__ __forceinline__ static int lane() { return recomputed_lane(); }
   // The factor from S to scores in base 2.
   __device__ __forceinline__ float c() const { return p_.scale * kLog2e; }
   // The row whose stats the lane has: index 2 j + e is the upper bits of its g.
