@@ -57,8 +57,8 @@ __device__ __forceinline__ void run_mainloop(const WorkTileParams& p, Storage& s
   State state;
   state.clear();
   const auto is_steady = [&](int i) { return shared.steady.all.has(i); };
-  // Whether what is known of the next tile stays in registers. If S and O leave none, a load of a spilled number would
-  // wait until copies are issued.
+  // Whether the next tile's flags stay in registers over an iteration. If S and O leave no registers for them, they are
+  // read from shared memory again: the load of a spilled value would wait until the copies are issued.
   constexpr bool kHoldsNext = kM * (4 * kKeyTiles8 + 8 * Config::kBlocksV) < 192;
   const int num_tiles = shared.tiles.num_tiles;
   bool has_tile = num_tiles > 0, prefetched_steady = is_steady(0);
