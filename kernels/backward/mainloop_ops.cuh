@@ -26,7 +26,7 @@ __device__ __forceinline__ int row_of_thread() {
   return static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }
 
-// Whether descriptors of operands are computed in each step, because there are no registers for what derives from them.
+// Whether descriptors of operands are recomputed in each step, because no registers are left to keep them.
 constexpr bool kRematerialize = kAlibi || kTables || kKeyMasks || kSoftcap || (kSinkShares && Config::kTile == 32) ||
                                 Config::kGradients == kernels::kGradientDk;
 // The descriptor of a warpgroup's resident rows.
@@ -53,8 +53,8 @@ __device__ __forceinline__ void store_scores_transposed(unsigned to, const unsig
 // Stores dq of a tile to shared memory.
 __device__ __forceinline__ void store_dq_tile(unsigned to, int group, const float (&x)[Config::kDqRegisters]) {
   using Tile = Config::DqTile;
-  // All addresses are an XOR of one address, which has byte_of()'s swizzle by the row. That takes fewer registers than
-  // an address each, except with a softcap alone.
+  // Addresses differ from one base address, which has byte_of()'s swizzle of the row, by an XOR and a sum of constants.
+  // That takes fewer registers than separate addresses, except with a softcap alone.
   constexpr bool kByXor = !kSoftcap || kSinkShares || kAlibi;
   const int row = row_of_thread();
   to += (kByXor ? Tile::byte_of(group, row, 0) : 0) + static_cast<int>(threadIdx.x) % 4 * 8;
