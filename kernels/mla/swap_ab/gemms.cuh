@@ -223,7 +223,7 @@ class SwapAbQkGemm {
 };
 
 // O^T, in blocks of 64 channels. Block 2 i + b has channels 16 b .. 16 b + 15 of the warp's channels in scale group i.
-// Where the accumulator layout has channels g and g + 8, a lane has 2 g and 2 g + 1 of these.
+// The rows of A are permuted: where the accumulator layout has channels g and g + 8, a lane has 2 g and 2 g + 1.
 struct SwapAbOut {
   static constexpr int kBlocks = 2 * Packed::kGroups;
   SwapAbAccum blocks[kBlocks];
@@ -249,7 +249,8 @@ class SwapAbPvGemm {
 #pragma unroll
     for (int i = 0; i < 2; ++i) ptx::load_matrix_x4_transposed(fp8[i], from + i * Packed::kGroup);
   }
-  // Issues o += V of a tile * P, which keeps running. fp8: of this step on entry, of the next step but one on return.
+  // Issues step kStep of o += V of a tile * P, without waiting for it. fp8: of this step on entry, of the next step but
+  // one on return.
   // kType: of P.
   template <ptx::Type kType, int kStep>
   __device__ __forceinline__ void gemm(int stage, Fp8& fp8, SwapAbOut& o) const {
