@@ -116,7 +116,7 @@ TEST(CudaPrefillConfig, CopiesKeysInPairsOfNeighbouringTokens) {
     const Problem p = make_problem(problem.host(), Data::kRequired);
     const prefill::Config c = prefill::choose_config(p, num_sms);
     const kernels::WorkTileParams k = prefill::to_params(p, c, nullptr);
-    EXPECT_EQ(k.whole_pairs, c.row_pairs || p.batch_invariant ? 1 : 0);
+    EXPECT_EQ(k.no_splits, c.row_pairs || p.batch_invariant ? 1 : 0);
     EXPECT_EQ(k.tokens_of_tile, c.tokens_of_tile * (c.row_pairs ? 2 : 1));
     EXPECT_EQ(c.cluster, c.row_pairs ? 2 : 1);
     return c;

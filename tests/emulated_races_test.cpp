@@ -224,7 +224,7 @@ TEST_F(EmulatedRacesIn, LatentCaches) {
   check("mla/mla.cu", common.with(R"("heads": [64, 1], "cache": {"format": "mla_656"}, "seqlens_q": [1, 1],
                                   "seqlens_kv": [300, 70])"));
 }
-TEST_F(EmulatedRacesIn, LatentCachesOfFewRows) {
+TEST_F(EmulatedRacesIn, LatentCachesOfM16AndSwapAb) {
   const cases::Row common(
       R"("max_seqlens": true, "causal": true, "head_dim": [576, 512], "dtype": "bf16", "kv": "paged",
                                 "queries": "fixed")");

@@ -149,7 +149,7 @@ const char* const kLists = R"({"name": "x", "kv": "slots", "heads": [64, 1], "he
 const char* const kTwoLists = R"({"name": "x", "kv": "slots", "heads": [16, 1], "head_dim": [576, 512],
     "dtype": "bf16", "cache": {"format": "mla_656"}, "seqlens_q": [2, 1],
     "sparse": {"topk": 100, "topk_length": "batch"}, "extra": {"topk": 40, "topk_length": "token"}, "poison": false})";
-const char* const kFewRows = R"({"name": "x", "kv": "slots", "heads": [16, 1], "head_dim": [576, 512],
+const char* const kFixedQueries = R"({"name": "x", "kv": "slots", "heads": [16, 1], "head_dim": [576, 512],
     "dtype": "bf16", "shared_kv": true, "queries": "fixed", "seqlens_q": [2, 2],
     "sparse": {"topk": 100, "topk_length": "token", "slots": 256}, "poison": false})";
 
@@ -177,7 +177,7 @@ TEST_F(EmulatedStamp, OtherListsGiveNan) {
          {"of sequences", mla, kTwoLists, one_less(&attune_attention::topk_length, 1)},
          {"extra ones", mla, kTwoLists, one_less(&attune_attention::extra_topk_length, 0)},
          {"of many rows", mla, kManyRows, one_less(&attune_attention::topk_length, 0)},
-         {"of few rows", mla, kFewRows, one_less(&attune_attention::topk_length, 3)},
+         {"of rows without cu_seqlens_q", mla, kFixedQueries, one_less(&attune_attention::topk_length, 3)},
          {"shorter ones", mla, kLists, [](attune_attention& a) { --a.indices.shape[1]; }}});
 }
 
@@ -204,7 +204,7 @@ TEST_F(EmulatedStamp, TheSameCallGivesNumbers) {
   for (const auto& [run, row] :
        {Row{decode, kDecode}, Row{decode, kFixed}, Row{decode, kHidden}, Row{decode, kManySequences},
         Row{prefill, kPrompt}, Row{prefill, kFixedPrompt}, Row{prefill, kHiddenPrompt}, Row{mla, kLists},
-        Row{mla, kTwoLists}, Row{mla, kFewRows}, Row{mla, kManyRows}}) {
+        Row{mla, kTwoLists}, Row{mla, kFixedQueries}, Row{mla, kManyRows}}) {
     SCOPED_TRACE(row);
     EXPECT_EQ(run(row, When::kRunScheduled, Schedule::kAsMade, no_change()).nans, 0);
     EXPECT_EQ(run(row, When::kRunScheduled, Schedule::kOtherStamp, no_change()).numbers, 0);

@@ -13,21 +13,21 @@ struct GradientRows {
   int dtype;
 };
 
-// What a row of q brings to its pairs: P = 2^(score - lse2), dS = P (dP - delta).
+// The stats of a row of q, from which P = 2^(score - lse2) and dS = P (dP - delta).
 struct alignas(8) RowStats {
   float lse2;   // the lse in base 2; infinity: the row sees nothing
   float delta;  // <dout, out> - dlse
 };
-// With a sink and dlse, whose lse does not include the sink but whose P does: a = 2^(score - lse2), P = a share, dS = a
-// (share dP - delta).
+// The stats of a row of q in calls with both sinks and dlse. lse2 leaves the sink out, and share adds it to P:
+// a = 2^(score - lse2), P = a share, dS = a (share dP - delta).
 struct alignas(16) SinkRowStats {
   float lse2;
   float delta;  // share <dout, out> - dlse
-  float share;  // the fraction of P that the sink leaves to the keys
+  float share;  // the sum of P over the keys: 1 minus P of the sink
   float unused;
 };
 
-// Rows of a sequence from `begin` on, of q or of k, for one thread block and any head.
+// The rows of a thread block, of q or of k: kBackwardRows rows of a sequence from `begin` on, the same for all heads.
 struct BackwardTile {
   int batch, begin;
 };

@@ -131,8 +131,8 @@ struct WorkTile {
   }
 };
 
-// The steps of a block: its tiles from the last to the first, and all heads of each. Blocks whose keys the last query
-// sees begin with the same tile, so none of them waits long for its turn at the sums of dq.
+// The steps of a block: its tiles from the last to the first, and all heads of each. If the last query sees the keys of
+// several blocks, they all begin with the last tile. So none waits long for its turn to add dq.
 struct Step {
   int row, head;  // the tile's first row; the head among those of a tile
   __device__ __forceinline__ explicit Step(const WorkTile& w) : row(w.first + (w.tiles - 1) * Config::kTile), head(0) {}

@@ -13,9 +13,9 @@ template <int kHeadDim>
 struct HalfHead {
   static constexpr int kLines = kernels::lines_of(kHeadDim);
   static constexpr int kWhole = kLines / 2 * 64, kRest = kLines % 2 * 32, kChannels = kWhole + kRest;
-  // The first channel of the group of eight channels that registers 4 eight .. 4 eight + 3 of an accumulator have.
-  __device__ __forceinline__ static int channel_of(int group, int eight) {
-    return 8 * eight < kWhole ? group * kWhole + 8 * eight : (kLines - 1) * 64 + group * 32 + 8 * eight - kWhole;
+  // The first of the eight channels of registers 4 n8 .. 4 n8 + 3 of an accumulator: tile n8 of N = 8.
+  __device__ __forceinline__ static int channel_of(int group, int n8) {
+    return 8 * n8 < kWhole ? group * kWhole + 8 * n8 : (kLines - 1) * 64 + group * 32 + 8 * n8 - kWhole;
   }
 };
 
@@ -29,14 +29,14 @@ struct DqTile {
   static constexpr bool kTransposed = kQueries == 32;
   static_assert(!kTransposed || Half::kLines <= 3, "a warpgroup has one whole line of a transposed dq");
 
-  // The byte offset of eight channels of a query. Groups of eight channels are swizzled within a row, so that the wgmma
+  // The byte offset of tile n8 of eight channels of a query. These tiles are swizzled within a row, so that the wgmma
   // accumulators are stored to shared memory without bank conflicts.
-  __device__ __forceinline__ static int byte_of(int group, int row, int eight) {
-    return (group * kQueries + row) * (kChannels * 4) + (eight ^ row % 4) * 32;
+  __device__ __forceinline__ static int byte_of(int group, int row, int n8) {
+    return (group * kQueries + row) * (kChannels * 4) + (n8 ^ row % 4) * 32;
   }
-  // The byte offset of eight queries of a channel, in a transposed tile.
-  __device__ __forceinline__ static int byte_of(int channel, int eight) {
-    return channel * (kQueries * 4) + (eight ^ channel % 4) * 32;
+  // The byte offset of tile n8 of eight queries of a channel, in a transposed tile.
+  __device__ __forceinline__ static int byte_of(int channel, int n8) {
+    return channel * (kQueries * 4) + (n8 ^ channel % 4) * 32;
   }
 
   // The index of a sequence's first tile. Indices of sequences do not overlap.
@@ -51,8 +51,8 @@ struct DqTile {
   }
 };
 
-// The number of blocks of keys that add to a tile before the block of key `key`. Blocks add from the first key on that
-// the tile's queries, or later ones, have in sight.
+// The number of key blocks before that of key `key` which add to a tile. The first block that adds has
+// first_key_from(): the first key that the tile's queries, or later ones, see. All blocks in between add too.
 __device__ __forceinline__ int dq_adds_before(const BackwardParams& p, const SequenceInfo& s, int b, int row, int key) {
   return key / kBackwardRows - first_key_from(p, s, b, row) / kBackwardRows;
 }

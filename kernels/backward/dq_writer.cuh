@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The dq writers add dq of each step from shared memory to the sums in global memory, in the order of the blocks of
 // keys: a semaphore of each tile counts the blocks that have added. Three warps alternate, because wait, add and
-// release take longer than the GEMMs of a tile. Blocks of earlier keys took their work tile earlier (gradients.cu), so
-// they are running or have ended.
+// release take longer than the GEMMs of a tile. A wait cannot deadlock: blocks of earlier keys took their work tile
+// earlier (gradients.cu), so they are running or have ended.
 //
-// If sequences overlap, because cu_seqlens_q is wrong, both count on the same semaphore. That only makes it run ahead,
-// so waits still end.
+// If sequences overlap, because cu_seqlens_q is wrong, they share semaphores. Then a count may exceed what a block
+// waits for, but waits still end.
 #pragma once
 
 #include "backward/config.cuh"

@@ -26,7 +26,7 @@ __device__ __forceinline__ int row_of_thread() {
   return static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }
 
-// Whether descriptors of operands are computed in each step, because there are no registers for what derives from them.
+// Whether descriptors of operands are recomputed in each step, because no registers are left to keep them.
 constexpr bool kRematerialize = kAlibi || kTables || kKeyMasks || kSoftcap || (kSinkShares && Config::kTile == 32) ||
                                 Config::kGradients == kernels::kGradientDk;
 // The descriptor of a warpgroup's resident rows.
@@ -53,16 +53,16 @@ __device__ __forceinline__ void store_scores_transposed(unsigned to, const unsig
 // Stores dq of a tile to shared memory.
 __device__ __forceinline__ void store_dq_tile(unsigned to, int group, const float (&x)[Config::kDqRegisters]) {
   using Tile = Config::DqTile;
-  // All addresses are an XOR of one address, which has byte_of()'s swizzle by the row. That takes fewer registers than
-  // an address each, except with a softcap alone.
+  // Addresses differ from one base address, which has byte_of()'s swizzle of the row, by an XOR and a sum of constants.
+  // That takes fewer registers than separate addresses, except with a softcap alone.
   constexpr bool kByXor = !kSoftcap || kSinkShares || kAlibi;
   const int row = row_of_thread();
   to += (kByXor ? Tile::byte_of(group, row, 0) : 0) + static_cast<int>(threadIdx.x) % 4 * 8;
 #pragma unroll
   for (int j = 0; j < Config::kDqRegisters; j += 2) {
-    const int eight = j / 4, next_row = j / 2 % 2 * 8;
-    const unsigned at = kByXor ? (to ^ eight % 4 * 32) + eight / 4 * 128 + next_row * (Tile::kChannels * 4)
-                               : to + Tile::byte_of(group, row + next_row, eight);
+    const int n8 = j / 4, next_row = j / 2 % 2 * 8;
+    const unsigned at = kByXor ? (to ^ n8 % 4 * 32) + n8 / 4 * 128 + next_row * (Tile::kChannels * 4)
+                               : to + Tile::byte_of(group, row + next_row, n8);
     ptx::store_shared_two(at, __float_as_uint(x[j]), __float_as_uint(x[j + 1]));
   }
 }
@@ -76,8 +76,8 @@ __device__ __forceinline__ void store_transposed_dq(unsigned to, int group, cons
   const unsigned whole = to + group * kLine, odd = (to ^ group * (kN8Tiles / 2 * 32)) + 2 * kLines * kLine;
 #pragma unroll
   for (int j = 0; j < Config::kDqRegisters; j += 2) {
-    const int eight = j / 4 % kN8Tiles, next_row = j / 2 % 2 * (8 * Tile::kQueries * 4);
-    const unsigned at = (j / 4 < kLines * kN8Tiles ? whole : odd) ^ eight * 32;  // as above
+    const int n8 = j / 4 % kN8Tiles, next_row = j / 2 % 2 * (8 * Tile::kQueries * 4);
+    const unsigned at = (j / 4 < kLines * kN8Tiles ? whole : odd) ^ n8 * 32;  // as above
     ptx::store_shared_two(at + next_row, __float_as_uint(x[j]), __float_as_uint(x[j + 1]));
   }
 }

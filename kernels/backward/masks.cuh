@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Masks of ATTUNE_MASK: key ranges, which show pairs that causality and windows hide, and bits, which hide pairs. A
-// block of keys and a tile of queries are processed together if one of their pairs is in sight by causality, windows or
-// a range, whatever its bit is. Then the blocks that add to a tile of dq are adjacent, and each can compute how many
-// come before it.
+// block of keys processes a tile of queries if causality, windows or a range show one of their pairs, even if mask bits
+// hide all of them. Then the key blocks that add to a tile of dq are adjacent, and each can compute how many come
+// before it.
 #pragma once
 
 #include "backward/rows.cuh"
@@ -33,8 +33,8 @@ __device__ __forceinline__ Span keys_in(const common::Range& range, const Sequen
   return {clamp_int(range.first, 0, s.num_keys), clamp_int(range.last + 1ll, 0, s.num_keys)};
 }
 
-// span has the queries that see one of keys first .. last by causality and windows. Widens it to all queries from the
-// first to the last that see one. As before, neither end is before that of earlier keys.
+// `queries` has those that see one of keys first .. last by causality and windows. Widens it by ranges to all queries
+// from the first to the last that see one. Both ends stay monotonic in the keys.
 __device__ __forceinline__ void widen_by_ranges(const BackwardParams& p, const SequenceInfo& s, int b, int first,
                                                 int last, Span& queries) {
   if constexpr (!kRanges) return;
@@ -44,8 +44,8 @@ __device__ __forceinline__ void widen_by_ranges(const BackwardParams& p, const S
     queries = {min(queries.begin, more.begin), max(queries.end, more.end)};
   });
 }
-// span has the keys that queries first .. last see by causality and windows. Widens it to all keys from the first to
-// the last that they see.
+// `keys` has those that queries first .. last see by causality and windows. Widens it by ranges to all keys from the
+// first to the last that they see.
 __device__ __forceinline__ void widen_keys_by_ranges(const BackwardParams& p, const SequenceInfo& s, int b, int first,
                                                      int last, Span& keys) {
   if constexpr (!kRanges) return;
@@ -55,7 +55,7 @@ __device__ __forceinline__ void widen_keys_by_ranges(const BackwardParams& p, co
     keys = keys.begin < keys.end ? Span{min(keys.begin, more.begin), max(keys.end, more.end)} : more;
   });
 }
-// The first key that is in sight of query `row` or a later one.
+// The first key that query `row` or a later one sees, whatever the mask bits are.
 __device__ __forceinline__ int first_key_from(const BackwardParams& p, const SequenceInfo& s, int b, int row) {
   int key = keys_of_query(p, s, row).begin;
   if constexpr (kRanges) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ int first_key_from(const BackwardParams& p, const Seq
   }
   return key;
 }
-// Whether any key is in sight of a query.
+// Whether a query sees any key, whatever the mask bits are.
 __device__ __forceinline__ bool sees_any(const BackwardParams& p, const SequenceInfo& s, int b, int row) {
   const Span keys = keys_of_query(p, s, row);
   bool any = keys.begin < keys.end;

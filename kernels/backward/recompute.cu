@@ -169,8 +169,8 @@ extern "C" __global__ void __launch_bounds__(attune::backward::kThreads, attune:
   ptx::wait_for_previous_kernels();
   const GridBlock block(kOfKeys ? p.num_heads_kv : p.num_heads_q);
   BackwardList* const list = kOfKeys ? p.kv_list : p.q_list;
-  const int* const notes = kOfKeys ? p.kv_nonfinite : p.q_nonfinite;
-  if (block.index >= list->num_tiles || (notes != nullptr && notes[blockIdx.x] == 0)) return;
+  const int* const nonfinite = kOfKeys ? p.kv_nonfinite : p.q_nonfinite;
+  if (block.index >= list->num_tiles || (nonfinite != nullptr && nonfinite[blockIdx.x] == 0)) return;
   const BackwardTile tile = tiles_of(list)[block.index];
   const SequenceInfo s = read_sequence(p, tile.batch);
   const Rows rows{p, s, tile.batch};

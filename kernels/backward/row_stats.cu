@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stats of every row of q: its lse in base 2, and delta = <dout, out> - dlse. With sinks either the lse includes
-// them, or the stats have the share that the sink leaves, and each block sums its dsinks. Also sets all semaphores of
-// dq to 0: with another value a block of keys could wait forever. Grid: blocks of queries times query heads.
+// The stats of every row of q: its lse in base 2, and delta = <dout, out> - dlse. With sinks the lse is made to include
+// them, or the stats have a share (SinkRowStats); and each block sums its rows' terms of dsinks. Also sets the
+// semaphores of dq to 0: with other values a block of keys could wait forever. Grid: blocks of queries times heads.
 #include "backward/block_sums.cuh"
 #include "backward/sinks.cuh"
 #include "ptx/grid.cuh"
@@ -26,8 +26,8 @@ struct RowsOf {
     return p.lse[q_offset(p, s, b, p.lse_batch_stride, p.lse_row_stride) + row * p.lse_row_stride +
                  head * p.lse_head_stride];
   }
-  // Makes the stats of a row from <dout, out>. A row that sees nothing adds nothing, whatever its dout has. Returns
-  // what the row adds to -dsinks.
+  // Stores the stats of a row. product: <dout, out>. Returns the row's term of -dsinks. A row that sees no key gets
+  // stats that make its P and dS 0, even if its dout is NaN.
   __device__ __forceinline__ float store(int row, float product) const {
     const float of_row = lse(row);
     const bool fully_masked = of_row == -ptx::infinity();

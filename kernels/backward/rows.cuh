@@ -49,8 +49,8 @@ __device__ __forceinline__ int key_extent(const BackwardParams& p, int b) {
   return clamp_int(static_cast<long long>(int_at(p.cu_seqlens_kv, b + 1)) - begin, 0, p.total_kv - begin);
 }
 
-// The index at which the stats of a sequence begin. It is even, so that the TMA can copy stats of 8 bytes; sequences do
-// not overlap.
+// The index at which the stats of a sequence begin. It is even, because bulk copies begin at multiples of 16 bytes and
+// stats may have 8 bytes. The stats of sequences do not overlap.
 __device__ __forceinline__ long long stats_begin(const BackwardParams& p, const SequenceInfo& s, int b) {
   const long long row = p.cu_seqlens_q.data != nullptr ? s.q_begin : static_cast<long long>(b) * p.fixed_q;
   return (row + b) / 2 * 2;
@@ -59,7 +59,7 @@ __device__ __forceinline__ RowStats* stats_of(const BackwardParams& p, const Seq
   return reinterpret_cast<RowStats*>(p.stats) + head * p.stats_stride + stats_begin(p, s, b);
 }
 
-// The fraction that a sink leaves to the keys, if the stats have it.
+// The share that a sink leaves to the keys (SinkRowStats); 1 if the stats have none.
 __device__ __forceinline__ float share_of(const kernels::RowStats&) { return 1.0f; }
 __device__ __forceinline__ float share_of(const kernels::SinkRowStats& stats) { return stats.share; }
 

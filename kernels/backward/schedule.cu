@@ -14,9 +14,9 @@ constexpr int kThreads = 1024, kWarps = kThreads / 32, kBuckets = 1024;
 // dq, while these are in L2.
 constexpr int kRun = 4;
 
-// The number of rows that a block of rows sees. For keys it is an upper bound that never grows along a sequence, so the
-// order by this number keeps the blocks of a sequence in their order, and none waits for a block that comes later in
-// the list.
+// The number of rows that a block of rows sees, by which the list is sorted. For blocks of keys it is an upper bound
+// that never grows along a sequence. So the sort keeps the blocks of a sequence in order, and none waits for a block
+// that is later in the list.
 __device__ __forceinline__ int rows_seen(const BackwardParams& p, const SequenceInfo& s, bool of_keys, int begin,
                                          int end) {
   if (of_keys) {
@@ -32,8 +32,8 @@ __device__ __forceinline__ int rows_seen(const BackwardParams& p, const Sequence
 // Each warp takes a sequence, and its lanes call body together. In large batches each thread takes one.
 __device__ __forceinline__ bool has_warps(const BackwardParams& p) { return p.batch < kThreads; }
 
-// Calls body(b, first row, rows that it sees) for the blocks of rows, those of a sequence in order. A lane of the warp
-// without a block passes -1.
+// Calls body(b, first row, rows seen) for all blocks of rows, those of a sequence in order. For a lane without a block
+// rows seen is -1.
 template <class Body>
 __device__ __forceinline__ void for_each_block(const BackwardParams& p, bool of_keys, const Body& body) {
   const int lanes = has_warps(p) ? 32 : 1, lane = static_cast<int>(threadIdx.x) % lanes;
@@ -47,8 +47,8 @@ __device__ __forceinline__ void for_each_block(const BackwardParams& p, bool of_
   }
 }
 
-// The next position in a bucket; -1: none. One lane adds for all lanes of the warp that want the same bucket, and these
-// get positions in the order of the lanes.
+// Takes the next position in a bucket; bucket -1: takes none. of_warp: all lanes call it together; one lane adds for
+// all lanes with the same bucket, and they get positions in the order of the lanes.
 __device__ __forceinline__ int take_position(bool of_warp, int bucket, int* first) {
   if (!of_warp) return atomicAdd(&first[bucket], 1);
   const int lane = static_cast<int>(threadIdx.x) % 32;

@@ -15,8 +15,8 @@ struct Sink {
   // The sum of P that is left to the keys, and P of the sink.
   __device__ __forceinline__ float share() const { return ptx::reciprocal_approx(1.0f + ptx::exp2_approx(gap)); }
   __device__ __forceinline__ float probability() const { return ptx::reciprocal_approx(1.0f + ptx::exp2_approx(-gap)); }
-  // Adds the sink to stats that have neither the sink nor dlse: to the lse, or as the share. An infinite sink makes the
-  // share 0, but the row still sees its keys.
+  // Adds the sink to stats that have neither the sink nor dlse yet: to the lse, or as the share. An infinite sink makes
+  // P of all keys 0, but lse2 stays finite, because an infinite lse2 stands for a row that sees no key.
   __device__ __forceinline__ void add_to(kernels::RowStats& stats) const {
     const float more = fmaxf(gap, 0.0f) + ptx::log2_approx(1.0f + ptx::exp2_approx(-fabsf(gap)));
     stats.lse2 = gap == ptx::infinity() ? 3e38f : stats.lse2 + more;

@@ -72,10 +72,10 @@ __device__ __forceinline__ bool store_rows(const TileOfDq& t) {
   constexpr int kN8Tiles = 2 * Tile::Half::kChannels / 8;
   bool finite = true;
   for (int i = threadIdx.x; i < Tile::kQueries * kN8Tiles; i += kThreads) {
-    const int row = i / kN8Tiles, group = i % kN8Tiles / (kN8Tiles / 2), eight = i % (kN8Tiles / 2);
-    const int channel = Tile::Half::channel_of(group, eight);
+    const int row = i / kN8Tiles, group = i % kN8Tiles / (kN8Tiles / 2), n8 = i % (kN8Tiles / 2);
+    const int channel = Tile::Half::channel_of(group, n8);
     if (!t.has(row) || channel >= kHeadDimQk) continue;
-    const char* const from = t.sums + Tile::byte_of(group, row, eight);
+    const char* const from = t.sums + Tile::byte_of(group, row, n8);
     const bool any = t.sees(row);
     const float4 y = any ? *reinterpret_cast<const float4*>(from) : float4{};
     const float4 z = any ? *reinterpret_cast<const float4*>(from + 16) : float4{};
@@ -90,11 +90,11 @@ __device__ __forceinline__ bool store_columns(const TileOfDq& t) {
   constexpr int kN8Tiles = (kHeadDimQk + 7) / 8;
   bool finite = true;
   for (int i = threadIdx.x; i < Tile::kQueries / 2 * kN8Tiles; i += kThreads) {
-    const int pair = i % 4, channel = i / 4 % kN8Tiles * 8, eight = i / (4 * kN8Tiles), row = 8 * eight + 2 * pair;
+    const int pair = i % 4, channel = i / 4 % kN8Tiles * 8, n8 = i / (4 * kN8Tiles), row = 8 * n8 + 2 * pair;
     float2 x[8] = {};
 #pragma unroll
     for (int j = 0; j < 8 && (t.sees(row) || t.sees(row + 1)); ++j)
-      x[j] = *reinterpret_cast<const float2*>(t.sums + Tile::byte_of(channel + j, eight) + 8 * pair);
+      x[j] = *reinterpret_cast<const float2*>(t.sums + Tile::byte_of(channel + j, n8) + 8 * pair);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       if (!t.has(row + e)) continue;

@@ -102,7 +102,7 @@ struct AttentionParams {
   int blocks;       // ranges
   int head_lanes;   // a power of two that divides num_heads_kv
   int row_blocks;   // of a sequence, in the cluster kernel
-  int whole_pairs;  // no output tile is split (batch invariance); in all kernels
+  int no_splits;    // no output tile is split (batch invariance); in all kernels
   // A mixed batch runs two kernels side by side: decode takes sequences of at most max_decode_q queries, prefill the
   // others. When one kernel runs alone, decode has the largest int and prefill has 0.
   int max_decode_q;

@@ -15,17 +15,19 @@ struct RowLayout {
   static constexpr int kMask = kChunks >= 8 ? 7 : kChunks - 1;
 
   // The swizzle: chunk numbers of a row are XORed with this.
-  __device__ static constexpr int twist(int row) { return kSwizzled ? (row >> kShift) & kMask : 0; }
-  __device__ static constexpr int offset(int row, int chunk) { return row * kPitch + ((chunk ^ twist(row)) << 4); }
+  __device__ static constexpr int swizzle(int row) { return kSwizzled ? (row >> kShift) & kMask : 0; }
+  __device__ static constexpr int offset(int row, int chunk) { return row * kPitch + ((chunk ^ swizzle(row)) << 4); }
 
-  // Steps by constants from the address of (row, chunk), in a tile aligned to 128 bytes, take one or two instructions.
-  // This step goes to (row, chunk ^ step), where chunk has no bit of step.
+  // Two increments of an address that keep the swizzle: an XOR of the chunk, or of a chunk and then an addition for the
+  // row. Constant steps take one or two instructions. Tiles are aligned to 128 bytes.
+  //
+  // The address of (row, chunk ^ step) from that of (row, chunk); chunk and step have no bit in common.
   __device__ static constexpr unsigned chunks_on(unsigned at, int step) {
     return kSwizzled ? (at ^ ((step & kMask) << 4)) + ((step & ~kMask) << 4) : at + (step << 4);
   }
-  // This step goes to (row + step, chunk), where row < step and step is a power of two or a multiple of one.
+  // The address of (row + step, chunk); step is a multiple of a power of two that is larger than row.
   __device__ static constexpr unsigned rows_down(unsigned at, int step) {
-    return (at ^ (twist(step) << 4)) + step * kPitch;
+    return (at ^ (swizzle(step) << 4)) + step * kPitch;
   }
 };
 

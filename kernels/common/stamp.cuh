@@ -17,7 +17,7 @@ __device__ __forceinline__ unsigned mixed(unsigned x, int with) {
   return x ^ x >> 15;
 }
 
-// Loads the terms of a sequence's stamp when they are asked for.
+// The terms of a sequence's stamp. Each is loaded from global memory where it is used.
 struct StampTerms {
   const AttentionParams& p;
   int b;
@@ -29,7 +29,7 @@ struct StampTerms {
   __device__ __forceinline__ int finished() const { return p.finished[b * p.finished_stride]; }
 };
 
-// The same, loaded before; 0 what the call does not have.
+// The same, loaded ahead of use by load(). Terms that the call does not have are 0.
 struct LoadedStampTerms {
   int from_q = 0, to_q = 0, keys = 0, from_kv = 0, to_kv = 0, is_finished = 0;
   __device__ __forceinline__ void load(const AttentionParams& p, int b) {
@@ -105,8 +105,9 @@ __device__ __forceinline__ void add_stamps(const Params& p, int thread, int thre
   add_of_warp(mine, sum);
 }
 
-// The same in two steps, for few threads and without lists of keys: load() requests what the first kRounds sequences of
-// a thread need, before copies behind which a load takes microseconds, and add() waits for it.
+// The same in two steps, for few threads and without lists of keys. load() issues the loads for a thread's first
+// kRounds sequences; call it before cp.async copies fill the memory queue, behind which a load takes microseconds.
+// add() waits for what was loaded.
 template <int kRounds>
 class StampLoads {
  public:

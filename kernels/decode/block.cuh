@@ -144,7 +144,8 @@ struct Block {
     }
   }
 
-  // In a cluster, after the block has sent its rows: appends the token of fetch_rows(), unless that has appended it.
+  // In a cluster: appends the token of fetch_rows() after the block has sent its rows by DSMEM, unless fetch_rows() has
+  // appended it already.
   __device__ __forceinline__ void append_late(const AttentionParams& p, const kernels::StreamKRange& range,
                                               Inputs& inputs, SharedStorage& shared) const {
     if constexpr (kPrefetchToken && NewTokens::kAppendsLate) {

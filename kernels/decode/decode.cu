@@ -66,11 +66,11 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
 
   if (!fetch_range(p, shared)) return;
   Block block(p, shared.stream_k[2 + threadIdx.x / 32], shared);
-  for (int turn = 0; block.stream_k[turn].live; turn ^= 1) {
-    kernels::StreamKRange& range = block.stream_k[turn];
+  for (int current = 0; block.stream_k[current].live; current ^= 1) {
+    kernels::StreamKRange& range = block.stream_k[current];
     const Split& split = range.split;
     Block::Inputs inputs;
-    block.attend_split(p, range, &block.stream_k[turn ^ 1], inputs, shared);
+    block.attend_split(p, range, &block.stream_k[current ^ 1], inputs, shared);
     const bool whole = split.is_first && split.is_last;
     const PartialAddress partial =
         whole ? PartialAddress{} : GlobalPartials::address(p, split.is_first, range_of_block(p));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // New tokens, which are not in the cache yet. The block with the first split of an output tile attends to them, in fp32
-// after the prologue, and appends them. Warp w takes tokens w', w' + kWarps, .., where w' = kWarps - 1 - w: warps with
-// fewer queries come first.
+// after the prologue, and appends them. Tokens go to warps in reverse, because high warps have fewer queries: warp w
+// takes tokens w', w' + kWarps, .., where w' = kWarps - 1 - w.
 //
 //   scratch <- k, v of a token | mainloop over the cache | row_max, row_sum, O <- token
 //

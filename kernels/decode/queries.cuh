@@ -112,7 +112,7 @@ class QueryOperand {
     const int lane = threadIdx.x % 32, row = lane % 8;
     base_ = ptx::shared_address(rows) + row * Config::LayoutQ::kPitch;
     chunk_ = lane / 8 % 2;
-    twist_ = Config::LayoutQ::twist(row);
+    swizzle_ = Config::LayoutQ::swizzle(row);
   }
   __device__ __forceinline__ void load() {
     if constexpr (Config::kQueriesInRegisters) {
@@ -138,12 +138,12 @@ class QueryOperand {
  private:
   __device__ __forceinline__ void read(int part, int block, int n, unsigned (&b)[2]) const {
     ptx::load_matrix_x2(
-        b, base_ + (part * Config::kRows + 8 * n) * Config::LayoutQ::kPitch + (((2 * block + chunk_) ^ twist_) << 4));
+        b, base_ + (part * Config::kRows + 8 * n) * Config::LayoutQ::kPitch + (((2 * block + chunk_) ^ swizzle_) << 4));
   }
   static constexpr int kKept = Config::kQueriesInRegisters ? Config::kBlocksQk : 1;
   unsigned kept_[Config::kParts][kKept][Config::kRowTiles][2];
   unsigned base_;
-  int chunk_, twist_;
+  int chunk_, swizzle_;
 };
 
 }  // namespace attune::decode

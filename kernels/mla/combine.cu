@@ -4,9 +4,10 @@
 //   M = max_i m_i;  L = sum_i l_i 2^(m_i - M);  O = sum_i o_i 2^(m_i - M);  out = O / L, with sinks
 //
 // Grid: blocks of 512 threads, persistent over pairs of rows. A warpgroup has two rows (fp32 partial outputs: half of
-// their channels), 16 bytes of each split a thread, in the layout of mla/partial_out.cuh. If there are so few rows that
-// the grid has threads to spare, a team of two or four warpgroups shares them: each takes every second or fourth split,
-// and two of them finish one row each. Four splits are loaded at a time; meanwhile one warpgroup computes their scales.
+// their channels), 16 bytes of each split a thread, in the layout of mla/partial_out.cuh. If there are few rows, a team
+// of two or four warpgroups shares a pair: each takes every second or fourth split, and two of them finish one row
+// each. A thread loads four splits at a time; meanwhile the team's first warpgroup computes the scales of up to 32
+// splits.
 #include "common/finish.cuh"
 #include "mla/partial_out.cuh"
 #include "mla/row_max.cuh"
@@ -23,11 +24,11 @@ namespace attune::mla {
 constexpr int kBlockM = kernels::kMlaBlockM, kSplitsAtATime = 4;
 constexpr int kWarpgroups = kernels::kMlaCombineThreads / 128;
 
-// Pairs of channels that a thread has, eight channels apart; the fractions of a row's channels that a warpgroup has.
+// Pairs of channels of a thread, eight channels apart; parts into which warpgroups divide a row's channels.
 constexpr int kChannelPairs = kFp16Partials ? 2 : 1, kChannelHalves = kFp16Partials ? 1 : 2;
 
-// Scales of one row of a split: all channels of a thread have the same scale. A warp computes those of two scale
-// groups.
+// Scales of a row of a split. fp16 partial outputs have one for each scale group of 64 channels, and each of four warps
+// computes two of them. fp32 ones have one, which one warp computes. All channels of a thread have the same scale.
 constexpr int kScaleGroups = kFp16Partials ? 2 * kScalesOfHalf : 1, kScaleThreads = kFp16Partials ? 128 : 32;
 
 // Two rows of an M block, eight rows apart, and which half of their channels.
@@ -237,7 +238,7 @@ __device__ __forceinline__ void combine_rows(const kernels::WorkTileParams& p, c
     partial += 32 * step(), own_stats += 32 * kPartialStats * kBlockM * p.num_head_tiles;
     team.sync();  // before the scales are overwritten
   }
-  const RowPair& rows_again = all_rows[team.idx()];
+  const RowPair& shared_rows = all_rows[team.idx()];
   const int own = WarpgroupTeam::own(), column = static_cast<int>(ptx::opaque(threadIdx.x)) % 128;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -256,7 +257,7 @@ __device__ __forceinline__ void combine_rows(const kernels::WorkTileParams& p, c
         all[k].x += x.x, all[k].y += x.y;
       }
     }
-    store_row(p, t, rows_again, h, shared.row_max[h], shared.row_sum[h], all);
+    store_row(p, t, shared_rows, h, shared.row_max[h], shared.row_sum[h], all);
   }
   team.sync();  // before the next pair's sums are written
 }

@@ -72,8 +72,8 @@ constexpr int kSlices = kernels::kMlaSlices;
 __device__ __forceinline__ constexpr Slice slice_at(int i) {
   return i == 0 ? Slice{Config::kChunksV, Config::kChunks - Config::kChunksV} : Slice{2 * i - 2, 2};
 }
-// Whether there is one full barrier for each half of V. If so, tiles of warpgroup 1 get first the half of V that this
-// warpgroup releases itself, which is empty earlier.
+// Whether there is one full barrier for each half of V. If so, tiles of warpgroup 1 fill the second half of V first:
+// warpgroup 1 itself frees that half, before warpgroup 0 frees the other.
 constexpr bool kSignalByHalf = Config::kGather || Config::kRegisterStaged;
 // The order in which slices arrive. second: in a tile of warpgroup 1.
 __device__ __forceinline__ constexpr int slice_in_order(int i, bool second) {
@@ -168,8 +168,9 @@ struct Smem : common::SharedView<SharedStorage> {
 
   // In a cluster: the distance from a shared address to the same offset in the other block.
   __device__ __forceinline__ unsigned to_other() const { return scheduler::to_other_block(*this); }
-  // For scheduler/tile_idx_ring.cuh. Four entries suffice: the first block fetches a work tile while it loads the one
-  // before it, and has loaded the one before that, so both blocks have read the index of three tiles before.
+  // For scheduler/tile_idx_ring.cuh. Four entries suffice: while it loads work tile n - 1, the first block sends index
+  // n. Its last copy went to a stage that both blocks released after work tile n - 4 or a later one, so the other block
+  // has read index n - 4, which had the same entry.
   static constexpr unsigned kTileIdxSlots = kernels::kMlaTileIdxSlots;
   __device__ __forceinline__ unsigned tile_idx(unsigned n) const {
     return ATTUNE_SHARED_AT_INDEX(SharedStorage, tile_idx, n % kTileIdxSlots);

@@ -2,9 +2,9 @@
 // The layout of the partial outputs of splits in the workspace, which the attention kernels write and mla/combine.cu
 // reads.
 //
-// It is the layout of wgmma and mma accumulators, so that they are stored unchanged, in whole lines. For each 16 rows
-// and 256 channels, for every eight channels: the 32 lanes of a warp, each with channels 2 t and 2 t + 1 of row g and
-// of row g + 8; g = lane / 4, t = lane % 4.
+// It is the layout of wgmma and mma accumulators, so that a warp stores its registers unchanged, in whole lines. A
+// block of 16 rows and eight channels has the values of the 32 lanes one after the other: lane 4 g + t has channels 2 t
+// and 2 t + 1 of row g and of row g + 8.
 //
 //   [split][head tile][16 rows][half of the channels][eight channels][g][t][row g, row g + 8][two channels]
 //
@@ -68,7 +68,7 @@ __device__ __forceinline__ float bound_of(const Number& number) {
   for (int i = 0; i < 16; ++i) sum[i % 2] += fabsf(number(i));
   return sum[0] + sum[1];
 }
-//x|; NaN if x is not finite, which fmaxf then ignores: for bounds of the finite elements.
+// |x|, or NaN if x is not finite: fmaxf ignores NaN, so the bound is that of the finite elements.
 __device__ __forceinline__ float magnitude(float x) { return fmaf(x, 0.0f, fabsf(x)); }
 template <class Number>
 __device__ __forceinline__ float finite_bound_of(const Number& number) {
@@ -94,9 +94,9 @@ __device__ __forceinline__ unsigned bounds_of_four(unsigned bounds) {
   return ptx::max_u16x2(bounds, kLeastExponent * 0x00800080);
 }
 
-// The scale of fp16 elements. The stored exponent, of the inverse scale, is that of the bound less kToInverse.
+// The scale of fp16 elements. exponent: of their bound. The stored exponent, of the inverse scale, is kToInverse less.
 __device__ __forceinline__ float factor_of(unsigned exponent) { return __uint_as_float((268 - exponent) << 23); }
-constexpr unsigned kToInverse = 14;  // less than the bound's
+constexpr unsigned kToInverse = 14;
 // Whether one of four exponents is that of infinity or NaN.
 __device__ __forceinline__ bool is_any_infinite(unsigned exponents) {
   return ((exponents & 0x7f7f7f7f) + 0x01010101 & exponents & 0x80808080) != 0;

@@ -39,9 +39,9 @@ __device__ __forceinline__ int token_of_row(const WorkTileParams& p, int row) {
 
 struct Rows {
   static constexpr bool kAlibiOn = (Config::kScore & (use::kAlibi | use::kAlibiSqrt)) != 0;
-  // kProducts: scores stay unscaled products until the exponential. The map from products to scores is monotonic, so
-  // row_max may be that of products. ALiBi alone adds its slope to the products. All other terms are computed first,
-  // and so are cases that would spill or are not exact enough.
+  // kProducts: scores stay raw products Q K^T until exp2. That needs scores that are monotonic in the product, so that
+  // row_max may be the largest product. ALiBi alone is added to the products, in their units. Otherwise scores are
+  // computed before the softmax; also where raw products would spill registers or lose precision.
   static constexpr bool kWide = Config::kCached && Config::kChannels > 128;
   static constexpr bool kPlain = Config::kScore == 0,
                         kSloped = Config::kScore == use::kAlibi && !kWide && !Config::kFp32,

@@ -57,11 +57,11 @@ __device__ __forceinline__ void run_mainloop(const WorkTileParams& p, Storage& s
   State state;
   state.clear();
   const auto is_steady = [&](int i) { return shared.steady.all.has(i); };
-  // Whether what is known of the next tile stays in registers. If S and O leave none, a load of a spilled number would
-  // wait until copies are issued.
+  // Whether the next tile's flags stay in registers over an iteration. If S and O leave no registers for them, they are
+  // read from shared memory again: the load of a spilled value would wait until the copies are issued.
   constexpr bool kHoldsNext = kM * (4 * kKeyTiles8 + 8 * Config::kBlocksV) < 192;
   const int num_tiles = shared.tiles.num_tiles;
-  bool has_tile = num_tiles > 0, held_steady = is_steady(0);
+  bool has_tile = num_tiles > 0, prefetched_steady = is_steady(0);
   const auto issue_keys = [&](int i, bool steady) {
     copy_tile<false>(p, t, i, steady, tile_at, shared.kv_head, shared, k);
     if constexpr (Config::kCached) find_valid_keys(p, t, i, steady, tile_at, shared);
@@ -83,7 +83,7 @@ __device__ __forceinline__ void run_mainloop(const WorkTileParams& p, Storage& s
     __syncthreads();  // K has arrived, and all warps have read the last V
     // What is read from shared memory comes before the copies: a load would wait until they are issued.
     const bool has_next = i + 1 < (kHoldsNext ? num_tiles : shared.tiles.num_tiles),
-               steady = kHoldsNext ? held_steady : is_steady(i), next_steady = is_steady(i + 1),
+               steady = kHoldsNext ? prefetched_steady : is_steady(i), next_steady = is_steady(i + 1),
                masked = is_masked(p, shared, steady, tile_at, i);
     copy_tile<true>(p, t, i, steady, tile_at, shared.kv_head, shared, v);
     if (Config::kCached && has_next) fetch_pages(p, t, i + 1, next_steady, tile_at, shared);
@@ -109,7 +109,7 @@ __device__ __forceinline__ void run_mainloop(const WorkTileParams& p, Storage& s
     } else {
       multiply.template operator()<false>();
     }
-    has_tile = has_next, held_steady = next_steady;
+    has_tile = has_next, prefetched_steady = next_steady;
   }
   epilogue(p, t, shared.head, state);
 }

@@ -14,8 +14,7 @@ struct RingBarriers {
 };
 constexpr int kEdgeBarriers = kernels::prefill_edge_barriers(Config::kCluster, Config::kValueStages),
               kTileIdxSlots = kernels::prefill_tile_idx_slots(Config::kCluster);
-// When the first block sends an index, the other block has read the index of two tiles, plus one for each stage,
-// before.
+// The second block lags the first by at most kStages + 2 indices, so it has read a slot before that is overwritten.
 static_assert(Config::kCluster == 1 || kTileIdxSlots >= Config::kStages + 2, "indices overwrite those not yet read");
 struct alignas(16) Barriers {
   kernels::Barrier k_full[Config::kStages], k_empty[Config::kStages], v_full[Config::kStages], v_empty[Config::kStages];

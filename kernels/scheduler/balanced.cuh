@@ -2,13 +2,15 @@
 // A balanced schedule in the manner of stream-K: all groups of a grid get about the same number of tiles, whatever the
 // lengths. A group has as many blocks as there are head tiles and takes a chain of work tiles (WorkTile::next_work).
 //
-//   row blocks by length    too long | rounds: one for each group, direction alternates | rest
-//   stream                  the tiles of the too long ones and of the rest, one row block after the other
-//   tiles of a group        its whole row blocks, then a range of the stream that brings it to the target
+// The target is the average number of tiles of a group. Row blocks are taken longest first:
+//   1. Those longer than the target go to the stream, a sequence of tiles that is cut into ranges.
+//   2. The others stay whole. Each group gets one in each round, in snake order: rounds alternate their direction.
+//   3. Those left over after the last full round also go to the stream.
+//   4. A group takes its whole row blocks, then the range of the stream that brings it to the target.
 //
-// A row block is split where a range ends, unless the split would have fewer than fewest_tiles. If the rounds alone
-// come near the target, nothing is split. Splits must be stored and combined, so few row blocks are split: of 70 equal
-// ones on 66 groups four are split and 66 stay whole.
+// A row block is split where a range ends, unless the split would have fewer than fewest_tiles. If whole row blocks
+// alone come near the target, there is no stream and nothing is split. Splits must be stored and combined, so few row
+// blocks are split: of 70 equal ones on 66 groups four are split and 66 stay whole.
 //
 // The overhead of a work tile counts as tiles. The schedule depends on nothing but the lengths, so splits are the same
 // in each run.
@@ -26,12 +28,12 @@ static_assert(kMaxTiles <= 1 << (31 - 10) && kMaxRowBlocks == 1 << 10, "tiles an
 
 enum Balance { kUnchanged, kWhole, kStreamK };
 
-// Chooses stream-K ranges; or whole row blocks, taken dynamically; or leaves it to persistent.cu. split_size: tiles of
-// the longest split in the last case, for one round if there are fewer row blocks than groups.
+// Returns kStreamK (list_balanced()), kWhole (no row block is split; they are taken dynamically) or kUnchanged (the
+// splits that persistent.cu chose). split_size: the tiles of the longest of persistent.cu's splits.
 __device__ __forceinline__ Balance choose_balance(const WorkTileParams& p, int num_blocks, long long total,
                                                   int max_cost, int split_size) {
   const bool splits_all = num_blocks * p.num_head_tiles < p.num_blocks;
-  if (split_size <= kCombineTiles || p.whole_pairs || num_blocks > min(kMaxRowBlocks, p.max_work_tiles - p.num_blocks))
+  if (split_size <= kCombineTiles || p.no_splits || num_blocks > min(kMaxRowBlocks, p.max_work_tiles - p.num_blocks))
     return kUnchanged;
   const int groups = p.num_blocks / p.num_head_tiles;
   if (groups < 2 || groups > kMaxGroups || total > kMaxTiles) return kUnchanged;
@@ -95,8 +97,8 @@ __device__ __forceinline__ int group_load(const BalanceState& state, const Share
   return load;
 }
 
-// sequences_each: how many each thread counted. Returns the number of groups with work. Their first work tiles come
-// first.
+// Lists the work tiles: first the first one of each group. sequences_each: how many sequences each thread counted.
+// Returns the number of groups with work.
 template <int kKeys, bool kSparse>
 __device__ __forceinline__ int list_balanced(const WorkTileParams& p, int sequences_each, int num_blocks,
                                              SharedStorage& shared) {
@@ -132,7 +134,8 @@ __device__ __forceinline__ int list_balanced(const WorkTileParams& p, int sequen
     load = group_load(state, shared, num_blocks, groups, too_long, rounds);
   }
 
-  // The stream, and the ranges of it that bring each group to the target.
+  // The stream, and the ranges of it that bring each group to the target. The target is raised until all tiles of the
+  // stream have a range. lacking: the tiles of this thread's range.
   const bool is_streamed = has && (thread < too_long || thread >= too_long + rounds * groups);
   const int number = thread < too_long ? thread : thread - rounds * groups;  // position in the stream
   const int num_streamed = max(num_blocks - rounds * groups, 0);
@@ -170,8 +173,8 @@ __device__ __forceinline__ int list_balanced(const WorkTileParams& p, int sequen
   const int used = num_streamed > 0 ? state.last[num_streamed - 1] + 1 : 0;
   sum_of_block(follows ? 1 : 0, shared, before);
 
-  // The order of the work tiles: whole row blocks by rounds; then the first work tile of each range; then the others of
-  // ranges.
+  // The order of the work tiles: whole row blocks by rounds; then the first work tile of each range; then the other
+  // work tiles of the ranges. next_work links those of a group.
   const int num_whole_work_tiles = rounds * groups, others = num_whole_work_tiles + used + static_cast<int>(before);
   if (has) {
     const SequenceOfBlock at = find_sequence(p, sequences_each, shared, block);

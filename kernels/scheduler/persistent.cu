@@ -7,9 +7,10 @@
 //   row blocks of sequence b: ceil(num_q / tokens_of_tile);  cost of a row block: its tiles of keys;
 //   C = all tiles times head tiles;  ideal = C / blocks of the grid, a lower bound for any schedule
 //
-// Grid: one thread block of 1,024 threads. Each thread sums consecutive sequences, and a scan places them. Then each
-// thread finds the sequences of its row blocks by binary search. Work tiles are sorted by counting. Their order within
-// a cost differs between runs, but no result depends on it. One schedule serves every layer with the same lengths.
+// Grid: one thread block of 1,024 threads. Each thread sums the row blocks of consecutive sequences, and a scan numbers
+// the row blocks of the batch. Then each thread finds the sequences of its row blocks by binary search. Work tiles are
+// sorted by a counting sort. The order of tiles with equal cost differs between runs, but no result depends on it. One
+// schedule serves every layer with the same lengths.
 //
 // If the host knows that all sequences are equal and unsplit, the index of a work tile follows from its row block. The
 // last row blocks, which see most keys, come first. Such a list is computed before the previous kernels have ended.
@@ -41,7 +42,7 @@ __device__ __forceinline__ int choose_split_size(const WorkTileParams& p, int nu
                                                  SharedStorage& shared) {
   const long long cost = total * p.num_head_tiles;
   const bool ideal_is_less = cost <= static_cast<long long>(max_cost - 1) * p.num_blocks;
-  if (p.whole_pairs || max_cost <= p.fewest_tiles || !ideal_is_less) return max_cost;
+  if (p.no_splits || max_cost <= p.fewest_tiles || !ideal_is_less) return max_cost;
   if (cost >> 32 != 0) return max_cost;  // a sequence of more than 2^30 keys: avoids a 64-bit division
   const unsigned even_share = (static_cast<unsigned>(cost) - 1) / static_cast<unsigned>(p.num_blocks) + 1;
   const int ideal = max(static_cast<int>(even_share), p.fewest_tiles);
@@ -66,8 +67,8 @@ __device__ __forceinline__ int choose_split_size(const WorkTileParams& p, int nu
   const int at_once = min(ideal + fit * step, max_cost);
   if constexpr (kBalanced) return at_once;
   // The lengths differ so much that one round would leave the grid idle: shorter splits in several rounds, longest
-  // first. Their size is two thirds of the ideal, or the ideal, if at most as many splits as there are blocks take more
-  // than half of the target time, and at most twice as many take more than a third.
+  // first. Tries a split size of 2/3 of the ideal, then the ideal. Takes the first with which at most num_blocks splits
+  // are longer than half of `aim`, and at most 2 num_blocks longer than a third of it. Otherwise there is one round.
   const int aim = at_once - at_once / 8 - 4;
   if (ideal + ideal / 4 >= aim) return at_once;
   const auto shorter = [&] { return max((2 * ideal + 2) / 3, p.fewest_tiles); };
@@ -82,7 +83,8 @@ __device__ __forceinline__ int choose_split_size(const WorkTileParams& p, int nu
       splits += n, halves += 2 * size > aim ? n : 0, thirds += 3 * size > aim ? n : 0;
     }
     splits = ptx::sum_of_warp(splits), halves = ptx::sum_of_warp(halves), thirds = ptx::sum_of_warp(thirds);
-    const int heads = p.num_head_tiles, twice = 2 * p.num_blocks;  // and what the workspace has room for
+    const int heads = p.num_head_tiles, twice = 2 * p.num_blocks;
+    // the workspace has room for the splits
     const bool holds = splits <= p.max_work_tiles && splits * heads <= twice;
     if (lane == 0 && holds && halves * heads <= p.num_blocks && thirds * heads <= twice)
       atomicMin(&shared.first_fit, warp);

@@ -5,12 +5,13 @@
 //   tiles(b) = groups of heads * row blocks(b) * key tiles(b);  total = sum over b
 //   range c  = tiles [first(c), first(c + 1)) of all sequences, one after the other
 //
-// Output tiles that are cut cost a combination. If no range gets much longer without cuts, an output tile belongs to
-// the range that has its first key tile (StreamKRange::whole).
+// The partial outputs of a split output tile must be combined. If no range gets much longer without splits, each output
+// tile goes whole to the range that has its first key tile (StreamKRange::whole).
 //
-// Grid: one thread block, with few threads for a small batch, because only its latency counts. Each thread sums a run
-// of sequences, and a scan yields where runs end. Then each thread finds the sequences in which its ranges begin: by
-// bisection over the runs, then along one run. One schedule serves every layer with the same lengths.
+// Grid: one thread block, with few threads for a small batch, because only its latency counts. Each thread sums the
+// tiles of a run of consecutive sequences, and a scan yields where runs end. Then each thread finds the sequences in
+// which its ranges begin: by bisection over the runs, then along one run. One schedule serves every layer with the same
+// lengths.
 #include "common/stamp.cuh"
 #include "ptx/grid.cuh"
 #include "scheduler/scan.cuh"
@@ -89,8 +90,9 @@ __device__ __forceinline__ StreamKRange find_range(const AttentionParams& p, int
   }
 }
 
-// Whether no range gets much longer if no output tile is cut. A cut costs a block a second epilogue, a partial result
-// and its combination: in all as long as some tiles take. range: of block threadIdx.x.
+// Whether no range gets much longer if no output tile is split. A split costs a second epilogue, a partial store and
+// the combine: about as much as a few tiles. So a range may be longer by an eighth, but at most by 8 tiles. range: of
+// block threadIdx.x.
 __device__ __forceinline__ bool fits_whole(const AttentionParams& p, const StreamKPartition& partition,
                                            const StreamKRange& range, SharedStorage& shared) {
   const long long most_output_tiles = static_cast<long long>(p.batch) * (p.num_heads_kv / p.head_lanes) * p.row_blocks;
@@ -122,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(attune::scheduler::Config::kThreads
   const int most = scheduler::blocks_to_use(p, total);
   const scheduler::StreamKPartition partition(most, total);
   scheduler::StreamKRange range = scheduler::find_range(p, run, shared, partition, threadIdx.x);
-  const bool whole = p.whole_pairs != 0 || scheduler::fits_whole(p, partition, range, shared);
+  const bool whole = p.no_splits != 0 || scheduler::fits_whole(p, partition, range, shared);
   for (int block = threadIdx.x; block < p.blocks; block += Config::kThreads) {
     if (block >= Config::kThreads) range = scheduler::find_range(p, run, shared, partition, block);
     if (whole && range.tiles_left > 0) {

@@ -42,8 +42,8 @@ __device__ __forceinline__ void start(const AttentionParams& p, StreamKRange& s)
   set_split<kBlockRows>(p, s, static_cast<int>(s.tile_in_sequence - output_tile * s.sequence.num_tiles));
 }
 
-// Advances to the next split, which begins the next output tile. live is 0 at the end of the range. In place: the range
-// is in shared memory, and one thread walks while its warp waits. The code is long, so a kernel has one copy of it.
+// Advances in place to the next split, which begins the next output tile. live becomes 0 at the end of the range. The
+// range is in shared memory: one thread advances it, and its warp waits. Not inlined, because the code is long.
 template <int kTileKeys, int kBlockRows>
 __device__ __noinline__ void advance(const AttentionParams& p, StreamKRange& s) {
   s.live = 0;
@@ -63,7 +63,7 @@ __device__ __noinline__ void advance(const AttentionParams& p, StreamKRange& s) 
   set_split<kBlockRows>(p, s, 0);
 }
 
-// The tiles from where a range begins to the next output tile; 0 if one begins there. Before start().
+// The tiles from the begin of a range to the next begin of an output tile; 0 if they coincide. Call it before start().
 __device__ __forceinline__ int tiles_to_next(const StreamKRange& s) {
   const int tiles = s.sequence.num_tiles,
             into = static_cast<int>(s.tile_in_sequence - divide(s.tile_in_sequence, tiles) * tiles);

@@ -41,8 +41,8 @@ __device__ __forceinline__ void run_work_tiles(const Smem& smem, const Run& run)
   }
 }
 
-// kMixedBatch: in a mixed batch decode may still occupy multiprocessors. Then every work tile comes from the counter,
-// including the first, so that no work tile waits for a block that starts late.
+// kMixedBatch: in a mixed batch decode may still occupy multiprocessors, so some blocks start late. Then even the first
+// work tile of a block comes from the counter, so that none is reserved for a block that has not started.
 //
 // A tile_idx numbers (work tile, head tile) pairs.
 //
@@ -206,7 +206,7 @@ class TileScheduler {
     if (from != nullptr && !loaded) vector = load_vector(from);
     if constexpr (kRowPairs) take_half_of_tokens(vector);
     ptx::wait_phase(smem_.work_empty(to), phase() ^ 1);
-    __syncwarp();  // the arrivals of some lanes complete the full barrier: consumers may release the slot already
+    __syncwarp();  // all lanes have seen the slot empty: after the arrivals below consumers may release it at once
     if (lane_ < kWorkVectors) {
       reinterpret_cast<uint4*>(&smem_.work(to))[lane_] = vector;
       if (lane_ == 0) smem_.head_tile(to) = head_tile;

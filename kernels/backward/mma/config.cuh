@@ -25,8 +25,7 @@ struct Config {
   static constexpr int kLinesQk = kernels::mma_lines(kHeadDimQk, kNumberBytes),
                        kLinesV = kernels::mma_lines(kHeadDimV, kNumberBytes);
   static constexpr int kWarps = ATTUNE_WARPS, kThreads = 32 * kWarps, kRows = 16 * kWarps, kTile = ATTUNE_TILE;
-  // Whether half of a tile's rows are taken at a time, because beside dk and dv no more registers are left for S, dP
-  // and their sums.
+  // Whether a step takes half of a tile's rows: dk and dv leave no registers for S, dP and their sums of a whole tile.
   static constexpr bool kHalves = kTile > 16 && kGradients == kernels::kGradientDkDv && kLinesQk + kLinesV > 4;
   static constexpr int kStep = kHalves ? kTile / 2 : kTile;
   static constexpr int kN8Tiles = kStep / 8;
@@ -42,14 +41,14 @@ struct Config {
 template <int kLines>
 struct Layout {
   static constexpr int kPitch = kLines * 128;  // bytes
-  // The swizzle: the chunks of 16 bytes of a row are XORed with this in each line. A phase of eight lanes has four
-  // chunks of two rows (GEMMs along the channels), or two chunks of rows 2t (along the rows), in different banks in
-  // both cases. In 16 bits it has one chunk of eight rows.
-  __device__ __forceinline__ static constexpr int twist(int row) {
+  // The swizzle: chunk numbers are XORed with this in each line; a chunk is 16 bytes. Eight lanes are one
+  // shared-memory transaction, and their chunks hit distinct banks: four chunks of two rows (GEMMs along the channels),
+  // two chunks of the four rows 2t (GEMMs along the rows), or in 16 bits one chunk of eight rows.
+  __device__ __forceinline__ static constexpr int swizzle(int row) {
     return Config::kIn16Bits ? row & 7 : (row & 2) | ((row ^ row >> 2) & 1) << 2;
   }
   __device__ __forceinline__ static constexpr int offset(int row, int chunk) {
-    return row * kPitch + ((chunk ^ twist(row)) << 4);
+    return row * kPitch + ((chunk ^ swizzle(row)) << 4);
   }
 };
 using LayoutQk = Layout<Config::kLinesQk>;
@@ -60,7 +59,7 @@ struct WorkTile {
   SequenceInfo s;
   int batch, head;  // head: of the resident side
   int begin, end;   // resident rows
-  int first, last;  // streamed rows: from the first row of the first tile to after the last row that counts
+  int first, last;  // streamed rows [first, last); first is the first row of a tile
   int vectors;      // bits: q, dout, k and v are aligned to 16 bytes and have contiguous channels
 
   // The first resident row: a block of dbias.cu has positions, which may begin before the sequence's queries.

@@ -26,8 +26,8 @@ __device__ __forceinline__ float product_of_rows(unsigned resident, int resident
   return sum;
 }
 
-// The two TF32 parts of an infinity are an infinity and a NaN. So a product that is NaN is computed again in fp32: an
-// infinite key has scores of -inf, which count for nothing.
+// Split into two TF32 parts an infinity becomes an infinity and a NaN, so S or dP may be NaN where it should be
+// infinite. Such products are recomputed in fp32: an infinite key may have scores of -inf, which add nothing.
 __device__ __forceinline__ void recompute_nan_products(const Smem& smem, unsigned pairs, Scores& s, Scores& d) {
   bool finite = true;
 #pragma unroll

@@ -17,7 +17,7 @@
 namespace attune::backward::mma {
 
 constexpr int kN8Tiles = Config::kN8Tiles;
-using Scores = float[kN8Tiles][4];  // resident rows times rows of a step: [eight][row g + 8 h, column 2t + e: 2h + e]
+using Scores = float[kN8Tiles][4];  // resident rows times rows of a step: [N = 8][row g + 8 h, column 2t + e: 2h + e]
 template <int kLines>
 using Sums = float[kLines][4][4];  // resident rows times channels: [line][i][2h + e]: channel 8t + 4e + i of the line
 
@@ -126,9 +126,9 @@ __device__ __forceinline__ void multiply(unsigned resident, unsigned tile, Score
   }
 }
 
-// to += P or dS times the rows of a step. never: a number that is not negative. Each addition is in a loop that exits
-// at once: the compiler moves nothing across its borders; otherwise the sums of all lines would stay in registers until
-// the last one.
+// to += P or dS times the rows of a step. never: a number >= 0, which the compiler does not know. The do-while around
+// each addition runs once and is a scheduling fence: the compiler moves nothing across it. Otherwise the sums of all
+// lines would stay in registers until the last one.
 template <int kLines>
 __device__ __forceinline__ void accumulate(const Scores& left, unsigned tile, int never, Sums<kLines>& to) {
   using Rows = Layout<kLines>;

@@ -57,14 +57,14 @@ __device__ __forceinline__ int cached_tile_end(const WorkTile& work) {
   return work.tile_end;
 }
 
-// This thread's consumer warp. Functions with _anew recompute at each use, because registers are scarce.
+// This thread's consumer warp. Functions named recomputed_ keep nothing between uses, because registers are scarce.
 __device__ __forceinline__ int consumer_warp() {
   return static_cast<int>(threadIdx.x) / 32 - M16Config::kProducerThreads / 32;
 }
-__device__ __forceinline__ int consumer_warp_anew() {
+__device__ __forceinline__ int recomputed_consumer_warp() {
   return static_cast<int>(ptx::opaque(threadIdx.x) / 32) - M16Config::kProducerThreads / 32;
 }
-__device__ __forceinline__ int lane_anew() { return static_cast<int>(ptx::opaque(threadIdx.x) % 32); }
+__device__ __forceinline__ int recomputed_lane() { return static_cast<int>(ptx::opaque(threadIdx.x) % 32); }
 __device__ __forceinline__ void sync_m16_consumers() { ptx::named_barrier_sync(1, 32 * M16Config::kConsumerWarps); }
 
 }  // namespace attune::mla

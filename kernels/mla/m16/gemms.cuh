@@ -4,7 +4,7 @@
 //
 //   load_q(p, work, head_tile)           called by all consumer warps together
 //   qk_gemm(smem, stage, s)              s = (row g, keys 2 t, 2 t + 1 of the warp's), then row g + 8
-//   publish_p(smem, buffer, s)           stores P, which has replaced S, for all warps
+//   publish_p(smem, buffer, p_regs)      stores P for all warps
 //   pv_gemm(smem, stage, buffer, o)      o += P of all keys * V of the warp's channels
 //   transpose_channels(o)                afterwards channel() is the lane's first channel of a block
 #pragma once
@@ -66,7 +66,7 @@ class M16Gemms {
   }
 
   __device__ __forceinline__ void pv_gemm(const M16Smem& smem, int stage, unsigned buffer, M16Out& o) const {
-    const int lane = lane_anew();
+    const int lane = recomputed_lane();
     const unsigned row = m16_p_row(smem, buffer, lane);
     const unsigned from = m16_v_address(smem, stage);
 #pragma unroll
@@ -83,8 +83,9 @@ class M16Gemms {
     }
   }
 
-  // The accumulators of a block have columns 2 t and 2 t + 1 of eight channels each. Afterwards one of two neighbouring
-  // lanes has four channels of the first accumulator, the other four channels of the second.
+  // A block has two accumulators of eight channels, and a lane has channels 2 t and 2 t + 1 of each. Two neighbouring
+  // lanes exchange halves: the even one gets four adjacent channels of the first accumulator, the odd one of the
+  // second.
   __device__ __forceinline__ static void transpose_channels(M16Out& o) {
     const bool odd = threadIdx.x % 2 != 0;
 #pragma unroll

@@ -7,7 +7,7 @@
 //
 //   warp:   S_1  max_1 >  O += P_0 V_0  > max_1 of all, P_1 >  S_2  max_2 >  O += P_1 V_1 ..
 //
-// The others need a warp's row max and P one GEMM later, so they hardly wait for it.
+// Other warps need a warp's row max and P only one GEMM after they are published, so they hardly wait.
 #pragma once
 
 #include "mla/m16/gemms.cuh"

@@ -36,21 +36,21 @@ __device__ __forceinline__ float dot_new_token(const QueryRow& query, const char
   return common::sum_of_lanes(s);
 }
 
-// The addresses of cached rows that the lane gives to ldmatrix. K: four neighbouring vectors of 16 bytes of eight rows.
-// V: two vectors of sixteen rows, transposed, so that lanes have two keys side by side.
+// The addresses of cached rows that the lane gives to ldmatrix.x4. K: eight rows, four adjacent 16-byte vectors. V:
+// sixteen rows, two adjacent vectors, loaded transposed, so that a register has two keys of one channel.
 __device__ __forceinline__ unsigned m16_k_address(const M16Smem& smem, int stage) {
-  const int lane = lane_anew();
+  const int lane = recomputed_lane();
   return smem.row(stage, consumer_warp() * M16Config::kKeysOfWarp + lane % 8) + lane / 8 * 16;
 }
 __device__ __forceinline__ unsigned m16_v_address(const M16Smem& smem, int stage) {
-  const int lane = lane_anew();
+  const int lane = recomputed_lane();
   return smem.row(stage, lane % 16) + consumer_warp() * M16Config::kChannelsOfWarp * 2 + lane / 16 * 16;
 }
 
 // P of all keys has 128 bytes for each row, in swizzled vectors of 16 bytes. The offset of row g and the lane's two
 // keys; row g + 8 is 8 * 128 bytes further.
 __device__ __forceinline__ unsigned m16_p_offset() {
-  const int lane = lane_anew();
+  const int lane = recomputed_lane();
   return lane / 4 * 128 + (consumer_warp() ^ lane / 4) * 16 + lane % 4 * 4;
 }
 // The row that the lane gives to ldmatrix; and the A operand of 16 keys of that row.

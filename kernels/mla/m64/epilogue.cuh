@@ -9,14 +9,14 @@
 
 namespace attune::mla {
 
-// Called by all lanes of the warp, also for rows that do not exist. Lanes 0 and 1 of four finish one row each. rescale:
-// O's factor to be relative to row_max.
+// Called by all lanes of the warp, also for rows that do not exist. Of the four lanes that share two rows, the first
+// two finish one each. rescale: the factor that makes O relative to row_max.
 __device__ __forceinline__ void store_out(const WorkTileParams& p, const WorkTile& t, const Rows& rows,
                                           const Accumulators& a, const float (&rescale)[2]) {
   const int lane = threadIdx.x % 32, mine = lane % 2;
   const int token = rows.token(mine), head = rows.head(mine);
   const auto own = [mine](const float(&x)[2]) { return mine != 0 ? x[1] : x[0]; };
-  // With dequant producers these come after the branch: which order spills less depends on the producer.
+  // With dequant producers they are selected after the branch, below: which order spills less depends on the producer.
   const float max = Config::kDequant ? 0 : own(a.row_max), row_sum = Config::kDequant ? 0 : own(a.row_sum);
   float own_factor = 0;
   long long own_at = -1;

@@ -37,7 +37,8 @@ class Mainloop {
 
   // Runs all tiles of a work tile, from the last to the first.
   __device__ __forceinline__ void run(const WorkTile& work, const Rows& rows, TileCounts& counts, Accumulators& a) {
-    if (kWarpgroup == 0) rows.store_row_limits(smem_), __syncwarp();  // WG1 waits for P_A first, so it sees them
+    // WG1 reads the row limits only after it has waited for P_A, so no other barrier is needed.
+    if (kWarpgroup == 0) rows.store_row_limits(smem_), __syncwarp();
     int left = __shfl_sync(0xffffffffu, work.tile_end - work.tile_begin, 0);
     a.row_max[0] = a.row_max[1] = a.row_max_ref[0] = a.row_max_ref[1] = -ptx::infinity();
     // Each warpgroup has the row sum of its tiles.
@@ -143,8 +144,8 @@ class Mainloop {
       qk_gemm(second, s, [] {});
     } else {
       qk_gemm(second, s, [] {});
-      // Waits for nothing, because fewer groups are pending. Without it, if O is rescaled beside S, ptxas adds a wait
-      // (C7517) that only some warps of the warpgroup would reach.
+      // This wait passes at once, because fewer groups are pending. Without it, ptxas adds a wait (C7517) in the branch
+      // that rescales O while S is computed, which only some warps of the warpgroup would reach.
       ptx::wgmma_wait<kSlices>();
       ptx::fence_operand(a.o);
       pv_gemm_p0(v0, a);

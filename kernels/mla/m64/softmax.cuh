@@ -64,8 +64,7 @@ struct Softmax {
       p_regs[i] = common::pack<Config::kType>(s[2 * i], s[2 * i + 1]);
     }
   }
-  // Adds P to the row sum. If time matters it is called after P is published, because the other warpgroup does not need
-  // it.
+  // Adds P to the row sum.
   __device__ __forceinline__ static void accumulate_row_sum(const float (&rescale)[2],
                                                             const float (&s)[Config::kBlockN / 2], Accumulators& a) {
 #pragma unroll

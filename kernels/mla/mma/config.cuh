@@ -34,8 +34,8 @@ struct MmaConfig {
   static constexpr int kTiles = kernels::mla_mma_tiles(ProblemConfig::kProducer, kStages);
   // tiles whose flags are kept: more than can be copied, dequantized and in use at a time
   static constexpr int kFlags = 8;
-  // P carries a factor of 2^kOffset until the epilogue, besides the 2^8 that the deferred rescale may add, so that fp16
-  // keeps the bits of small P.
+  // P is multiplied by 2^kOffset until the epilogue, so that fp16 keeps the bits of small P. The deferred rescale may
+  // make it larger by another 2^8.
   static constexpr int kOffset = ProblemConfig::kType == common::kFloat16 ? 7 : 0;
 
   static_assert(kRows == 16 || kRows == 32 || kRows == 64, "whole row tiles");
@@ -98,7 +98,8 @@ struct MmaBarriers {
   }
 };
 
-// The thread's number, opaque by a shuffle: otherwise what derives from it stays in registers over all tiles.
+// threadIdx.x through a shuffle, so that it is opaque to the compiler: otherwise values that derive from it would stay
+// in registers over all tiles.
 __device__ __forceinline__ unsigned mma_thread() { return __shfl_sync(0xffffffffu, threadIdx.x, threadIdx.x % 32); }
 // A number that is the same in all lanes; the shuffle tells the compiler so.
 __device__ __forceinline__ int mma_uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }

@@ -25,20 +25,22 @@ struct MmaFactor {
   }
 };
 
-// Read as bf16, exponents and mantissas of codes are 2^-120 of the numbers. Multiplying by kMmaUnit, 2^120, is exact.
-// Scales below kMmaSmallScale are multiplied by 2^120 instead, once for all of their codes.
+// The exponent and mantissa bits of an e4m3 code x, placed in those of bf16, read as x * 2^-120: the biases are 7 and
+// 127. Multiplying by kMmaUnit, 2^120, is exact. Scales below kMmaSmallScale are multiplied by 2^120 instead, once for
+// all of their codes.
 constexpr unsigned kMmaUnit = 0x7b807b80u, kMmaMinusZero = 0x80008000u, kMmaNan = 0x7fff7fffu;
 constexpr float kMmaSmallScale = 128.0f;
 
-// Whether one of 16 codes is NaN. Then all of them become NaN, as the score of their key becomes NaN in any case.
+// Whether one of 16 codes is NaN. Then all of them become NaN: the score of their key is NaN in any case.
 __device__ __forceinline__ bool mma_has_nan(const unsigned (&codes)[4]) {
   unsigned sevens = 0;  // the carry out of seven ones
 #pragma unroll
   for (int k = 0; k < 4; ++k) sevens |= (codes[k] & 0x7f7f7f7fu) + 0x01010101u;
   return (sevens & 0x80808080u) != 0;
 }
-// Converts half `half` of 16 codes to bf16: first times 2^120 if kUnit, then times high + low, rounded once, with an
-// error of at most 2^-17. kExact: low is 0, and high is a power of two.
+// Dequantizes codes 8 half .. 8 half + 7 of 16: x * (high + low), rounded to bf16 once. Before that rounding the
+// relative error is below 2^-14, from bf16 `low` and x * low. kUnit: multiplies codes by 2^120 first. kExact: low is 0
+// and high a power of two.
 template <bool kUnit, bool kExact>
 __device__ __forceinline__ void mma_dequant_8(const unsigned (&codes)[4], int half, unsigned high, unsigned low,
                                               unsigned (&x)[4]) {
@@ -53,8 +55,8 @@ __device__ __forceinline__ void mma_dequant_8(const unsigned (&codes)[4], int ha
   }
 }
 
-// The chunk of 16 codes that lane-part `part` of a row has in step k. Lanes that store at the same time, of eight rows,
-// or of four rows and two parts, store to different banks.
+// The chunk of 16 codes that the lane of part `part` of a row dequantizes in step k. The lanes of a shared-memory
+// transaction, of eight rows, or of four rows and two parts, store to different banks.
 template <int kParts>
 __device__ __forceinline__ int mma_chunk_of(int part, int k) {
   static_assert(kParts == 4 || kParts == 8, "a warp has 8 or 4 rows");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The producer of mla/mma.cu: copies key tiles to shared memory by cp.async. Producer warps copy them, or the consumer
-// warps do; eight neighbouring lanes copy a row. Each lane looks up one of the warp's rows, of this tile or of one of
-// the next. Missing rows become zeros. Packed rows are copied as codes and dequantized later.
+// warps do; eight neighbouring lanes copy a row. Each lane looks up one row of the warp, in this tile or in one of the
+// next tiles. Missing rows become zeros. Packed rows are copied as codes and dequantized later.
 #pragma once
 
 #include "mla/mma/dequant.cuh"
@@ -91,8 +91,8 @@ class MmaProducer {
   static constexpr int kRowsOfWarp = 32 * MmaConfig::kKeys / MmaConfig::kProducerThreads;
   static_assert(kRowsOfWarp % 4 == 0 && kRowsOfWarp <= 32, "a warp copies four rows at a time");
   static constexpr int kParts = 32 / kRowsOfWarp;  // parts of a row; one lane for each
-  // The number of tiles whose rows a warp looks up at a time; whether lanes keep addresses, or the entries of the
-  // table.
+  // kLookUp: the number of tiles whose rows a warp looks up at once. kKeepsAddresses: lanes keep the addresses of rows
+  // in the cache, otherwise page ids or entries of lists.
   static constexpr int kLookUp = 32 / kRowsOfWarp;
   static constexpr bool kKeepsAddresses = MmaConfig::kHasProducerWarps;
   // The first of a warp's rows.
@@ -119,7 +119,7 @@ class MmaProducer {
     return i + static_cast<int>(thread % 32 / kRowsOfWarp);
   }
 
-  // Issues the look-up of the lane's row, for issue(i).
+  // Issues the load of the lane's page id or list entry, for issue(i).
   __device__ __forceinline__ void find(int i) {
     const unsigned thread = mma_thread();
     i = tile_of(thread, i);
@@ -128,7 +128,7 @@ class MmaProducer {
     const Tile tile = mma_tile_at(shared_.work, i);
     index_ = KvSource(p_, shared_.work, shared_.kv_head, tile).load_index(tile.start + row_of(thread));
   }
-  // Finds the lane's row for issue(i), and issues the look-up of rows after those that have been looked up.
+  // Computes the address of the lane's row for issue(i). When the look-ups are used up, issues those of the next tiles.
   __device__ __forceinline__ void locate(int i, int slot) {
     if (kKeepsAddresses && slot != 0) return;
     const unsigned thread = mma_thread();

@@ -44,10 +44,10 @@ class DequantProducer {
   __device__ __forceinline__ unsigned first_row() const {
     return (Config::kCluster > 1 ? ptx::cluster_rank() * kRowsOfBlock : 0) + ptx::opaque(thread_) / 32 * kRowsOfWarp;
   }
-  // The row that the lane dequantizes with its three neighbours. The lane locates that row in one of four tiles.
+  // The row that the lane dequantizes together with three neighbours. Each of the four locates it in another tile.
   __device__ __forceinline__ unsigned dequant_row() const { return first_row() + lane() / kLanes; }
   __device__ __forceinline__ int located_tile() const { return static_cast<int>(lane() % kLanes); }
-  // The address in a chunk that the lane writes to: the first of two neighbouring units of 16 bytes.
+  // The offset in a chunk that the lane writes to: the first of two adjacent units of 16 bytes, swizzled.
   __device__ __forceinline__ unsigned units() const {
     return dequant_row() * 128 + ((lane() % kLanes * 2) ^ (dequant_row() & 7)) * 16;
   }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The dequant producer of clusters: fp8 times scales, rounded to bf16 once. The fp8 of the next tile wait in the lane's
-// registers until its stage is empty, so that no copy comes between an empty stage and the dequantization. Each block
-// dequantizes half of the rows, and the copy engine sends them to the other block (DSMEM), one half of V at a time.
-// Rows outside of a cache are loaded as in mla/producers/gather.cuh.
+// The dequant producer of clusters: fp8 times scales, rounded to bf16 once. Lanes load the next tile's fp8 codes into
+// registers before its stage is empty, so that dequantization starts as soon as it is. Each block dequantizes half of
+// the rows, and the copy engine sends them to the other block (DSMEM), one half of V at a time. Rows outside of a cache
+// are loaded as in mla/producers/gather.cuh.
 //
-// The time is in these warps' instructions, hence the few fences and no repeated reads of threadIdx.
+// The instructions of these warps limit the kernel, hence the few fences and no repeated reads of threadIdx.
 #pragma once
 
 #include "mla/producers/dequant.cuh"
@@ -44,7 +44,7 @@ class RegisterDequantProducer : DequantProducer {
   __device__ __forceinline__ static unsigned second_of(const WorkTile& work, int i) {
     return work.tile_end - 1 - i & 1;
   }
-  // The i-th slice of slices 1 to 4, counted from 0, that is dequantized (slice_in_order()).
+  // The slice that is dequantized as the i-th; slices 1 to 4 are counted from 0 here (slice_in_order()).
   __device__ __forceinline__ static unsigned slice_in_turn(unsigned i, unsigned second) { return i ^ 2 * second; }
 
   // Loads what the lane dequantizes of the next tile: 16 fp8 channels of each chunk.

@@ -17,7 +17,8 @@ __device__ __forceinline__ Tile tile_of(const WorkTile& work, int i) {
   return tile_at(work, KeyTiles(work.num_cached, work.first_key, work.end_key), i);
 }
 
-// Stores what the mask says of tile i as a whole. Called after the stage is empty and before it is published.
+// Stores the words of the mask for the whole of tile i: its first key, and whether rows see different keys. Called
+// after the stage is empty and before it is published.
 __device__ __forceinline__ void store_tile_start(const WorkTileParams& p, const Smem& smem, int stage,
                                                  const WorkTile& work, int i) {
   if (Config::kSparse || threadIdx.x != 0) return;
@@ -31,7 +32,7 @@ __device__ __forceinline__ void wait_empty(const Smem& smem, const PipelineState
   ptx::wait_phase(smem.k_empty(pipe.stage, half), pipe.phase ^ 1);
 }
 
-// The channels of a region, those that only K has or half of V; and the slice whose full barrier the region has.
+// The channels of a region: those that only K has, or half of V; and the slice whose full barrier covers the region.
 __device__ __forceinline__ constexpr Slice channels_of(int half) {
   return half == kKOnly ? slice_at(0) : Slice{4 * (half - 1), 4};
 }
@@ -147,9 +148,10 @@ class GatherProducer {
  private:
   static_assert(GatherCopies::kTilesLocated == 2 || !Config::kGather, "rows are located for two tiles at a time");
 
-  // Rows are located for a pair of tiles while the copies of the previous pair are in flight, when the producer has to
-  // wait for an empty stage anyway. At that time it also prefetches the indices of the pair after and, one pair before
-  // the last, fetches the next work tile. The second stage of a pair is empty soon after the first.
+  // Rows are located for a pair of tiles at once, while the copies of the previous pair are in flight: the producer
+  // must wait for an empty stage then anyway. At that time it also prefetches the indices of the following pair and,
+  // one pair before the last, fetches the next work tile. Not between the tiles of a pair, because the second stage is
+  // empty soon after the first.
   __device__ __forceinline__ void load(WorkTileReader& reader) {
     const WorkTile& work = reader.work();
     const int head_tile = reader.head_tile();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The TMA producer: four warps, one for each half of V of each of the two stages, so that no warp waits for another's
-// empty barrier. They copy tiles from the last to the first, and run ahead of the consumer warpgroups as far as the
-// stages allow, into the next work tile too. The first warp also fetches work tiles and copies q.
+// The TMA producer: four warps, one for each of the two stages and each half of V, so that a full region of one warp
+// does not hold up the others. They copy tiles from the last to the first, and run ahead of the consumer warpgroups as
+// far as the stages allow, into the next work tile too. The first warp also fetches work tiles and copies q.
 //
 // In a cluster, each of the two blocks multicasts every other chunk of a tile to both.
 //

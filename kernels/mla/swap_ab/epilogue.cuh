@@ -15,7 +15,7 @@ class SwapAbEpilogue {
  public:
   __device__ __forceinline__ SwapAbEpilogue(const WorkTileParams& p, const SwapAbSmem& smem, const WorkTile& work,
                                             int head_tile)
-      : p_(p), smem_(smem), t_(work), head_tile_(head_tile), lane_(lane_anew()) {}
+      : p_(p), smem_(smem), t_(work), head_tile_(head_tile), lane_(recomputed_lane()) {}
 
   // Called by all PV warps, once the softmax warps have published the row stats.
   __device__ __forceinline__ void store(SwapAbPv& a) const {

@@ -50,9 +50,9 @@ class SwapAbQkGemm {
   __device__ __forceinline__ void load_q(const WorkTileParams& p, const WorkTile& work, int head_tile) const {
     static_assert(2 * kGroups == SwapAbConfig::kSoftmaxWarps && kRopeBlocks == kGroups,
                   "a warp has a group of half of the rows");
-    const int group = consumer_warp_anew() / 2, lane = lane_anew(), g = lane / 4, t = lane % 4;
+    const int group = recomputed_consumer_warp() / 2, lane = recomputed_lane(), g = lane / 4, t = lane % 4;
 #pragma unroll 1
-    for (int n = consumer_warp_anew() % 2; n < SwapAbConfig::kBlockM / 8; n += 2) {
+    for (int n = recomputed_consumer_warp() % 2; n < SwapAbConfig::kBlockM / 8; n += 2) {
       const int query = n * 8 + g;
       const QueryRow row = query_row(p, work, head_tile, query);
       uint2 x[kBlocksOfGroup];
@@ -146,7 +146,7 @@ class SwapAbQkGemm {
     }
   }
   __device__ __forceinline__ void store_p(const PRegs& p_regs) const {
-    const int lane = lane_anew();  // gives stmatrix a row of queries and eight keys
+    const int lane = recomputed_lane();  // gives stmatrix a row of queries and eight keys
     const unsigned to =
         smem_.p(0) + (lane / 16 * 8 + lane % 8) * 128 + ((swap_ab_warp() * 2 + lane / 8 % 2) ^ lane % 8) * 16;
 #pragma unroll
@@ -187,7 +187,7 @@ class SwapAbQkGemm {
   template <int kPending>
   __device__ __forceinline__ void scale_and_add(int stage, int group, SwapAbAccum& accum, SwapAbAccum& s) const {
     const unsigned from = smem_.row(stage, 0) + scales_at() + 4 * group;
-    const unsigned factors = smem_.q_factor(group, lane_anew() % 4 * 2);
+    const unsigned factors = smem_.q_factor(group, recomputed_lane() % 4 * 2);
     float scales[2];  // of the lane's two keys
 #pragma unroll
     for (int h = 0; h < 2; ++h) scales[h] = ptx::load_shared(from + h * (8 * SwapAbConfig::kPitch));
@@ -213,7 +213,7 @@ class SwapAbQkGemm {
 
   // The offset of the scales of the lane's first key, from a tile's first row.
   __device__ __forceinline__ static unsigned scales_at() {
-    return (swap_ab_warp() * 16 + lane_anew() / 4) * SwapAbConfig::kPitch + Packed::kNope;
+    return (swap_ab_warp() * 16 + recomputed_lane() / 4) * SwapAbConfig::kPitch + Packed::kNope;
   }
 
   const SwapAbSmem& smem_;
@@ -223,13 +223,14 @@ class SwapAbQkGemm {
 };
 
 // O^T, in blocks of 64 channels. Block 2 i + b has channels 16 b .. 16 b + 15 of the warp's channels in scale group i.
-// Where the accumulator layout has channels g and g + 8, a lane has 2 g and 2 g + 1 of these.
+// The rows of A are permuted: where the accumulator layout has channels g and g + 8, a lane has 2 g and 2 g + 1.
 struct SwapAbOut {
   static constexpr int kBlocks = 2 * Packed::kGroups;
   SwapAbAccum blocks[kBlocks];
   // The lane's first channel of a block; its second is the next one.
   __device__ __forceinline__ static int channel(int block) {
-    return block / 2 * Packed::kGroup + consumer_warp_anew() % 4 * 32 + block % 2 * 16 + lane_anew() / 4 * 2;
+    return block / 2 * Packed::kGroup + recomputed_consumer_warp() % 4 * 32 + block % 2 * 16 +
+           recomputed_lane() / 4 * 2;
   }
 };
 
@@ -248,7 +249,8 @@ class SwapAbPvGemm {
 #pragma unroll
     for (int i = 0; i < 2; ++i) ptx::load_matrix_x4_transposed(fp8[i], from + i * Packed::kGroup);
   }
-  // Issues o += V of a tile * P, which keeps running. fp8: of this step on entry, of the next step but one on return.
+  // Issues step kStep of o += V of a tile * P, without waiting for it. fp8: of this step on entry, of the next step but
+  // one on return.
   // kType: of P.
   template <ptx::Type kType, int kStep>
   __device__ __forceinline__ void gemm(int stage, Fp8& fp8, SwapAbOut& o) const {

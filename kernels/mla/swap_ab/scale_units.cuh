@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The units of P in the swap-AB kernel, one for each scale group of channels. A unit u is a power of two above the
-// largest scale s of the keys that the work tile has seen. P is stored as P s / u * 2^7 in fp16. P is at most 2^8
-// (deferred rescale), so this is at most 2^15. It has 11 bits down to P s = u * 2^-21, and is 0 below u * 2^-32. O is
-// relative to the units too, until the last tile is done.
+// The units of P in the swap-AB kernel, one for each scale group of channels. A unit u is a power of two, at least the
+// largest scale s of the keys so far in the work tile. P is stored as P s / u * 2^7 in fp16. P is at most 2^8 (deferred
+// rescale), so this is at most 2^15. It has 11 bits down to P s = u * 2^-21, and is 0 below u * 2^-32. O is relative to
+// the units too, until the last tile is done.
 //
 // If a tile has a key whose scale is far below the unit, but not zero, its P is bf16, which has the range of fp32. The
 // same holds if a scale is beyond the largest unit.
@@ -40,7 +40,7 @@ struct ScaleUnits {
   }
 
   __device__ __forceinline__ unsigned flags() const { return words[0] & kFlags; }
-  // The factor of P; exact once the flags are dropped.
+  // The scale factor of P for a group, 2^7 / u. Flags are in the low bits of group 0's: call drop_flags() first.
   __device__ __forceinline__ float factor(int group) const {
     return __uint_as_float(group % 2 == 0 ? words[group / 2] << 16 : words[group / 2] & 0xffff0000);
   }

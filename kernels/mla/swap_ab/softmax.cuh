@@ -81,22 +81,22 @@ class SwapAbSoftmax {
  private:
   static constexpr int kRowsOfLane = SwapAbConfig::kBlockM / 4;  // rows 8 j + 2 t + e; two keys' scores for each
 
-  __device__ __forceinline__ static int lane() { return lane_anew(); }
+  __device__ __forceinline__ static int lane() { return recomputed_lane(); }
   // The factor from S to scores in base 2.
   __device__ __forceinline__ float c() const { return p_.scale * kLog2e; }
-  // The row whose stats the lane has: index 2 j + e is the upper bits of its g.
+  // The row whose stats the lane owns. Its index 2 j + e is in the upper bits of the lane's number.
   __device__ __forceinline__ int own_row() const {
     const int own = lane(), i = own / (32 / kRowsOfLane);
     return i / 2 * 8 + own % 4 * 2 + i % 2;
   }
-  // Gets the stats of row i = 2 j + e of this lane's rows, from the lane that has them. first: the lane of the first
-  // row, recomputed rather than kept in registers.
+  // Shuffles the stats of row i = 2 j + e of this lane's rows from the lane that owns the row. first: first_lane(),
+  // which owns row 0 of them and is recomputed rather than kept in a register.
   __device__ __forceinline__ int first_lane() const { return lane() % 4; }
   __device__ __forceinline__ static float of_row(float x, int first, int i) {
     return __shfl_sync(0xffffffffu, x, first + i * (32 / kRowsOfLane));
   }
-  // Reduces each row over its lanes to the lane that has the row's stats. At each step a lane keeps half of the rows,
-  // with the other lane's values.
+  // Reduces each row over its lanes to the lane that owns the row. At each step two lanes exchange halves of their
+  // rows: each keeps one half and merges the other lane's values of it.
   template <class Merge>
   __device__ __forceinline__ float reduce_own_row(const float (&x)[kRowsOfLane], const Merge& merge) const {
     float rows[kRowsOfLane];

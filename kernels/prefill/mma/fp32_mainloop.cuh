@@ -41,7 +41,7 @@ using QFragments = unsigned[Config::kQPartsInRegisters ? Config::kBlocksQk : 1][
 __device__ __forceinline__ void load_q_fragments(unsigned q, QFragments& q_regs) {
 #pragma unroll
   for (int block = 0; Config::kQPartsInRegisters && block < Config::kBlocksQk; ++block)
-    load_query_parts<0, kHeldParts>(q, block, q_regs[Config::kQPartsInRegisters ? block : 0]);
+    load_query_parts<0, kQRegisterParts>(q, block, q_regs[Config::kQPartsInRegisters ? block : 0]);
 }
 
 // S = Q K^T.
@@ -57,9 +57,9 @@ __device__ __forceinline__ void qk_gemm_bf16x3(unsigned q, const QFragments& q_r
 #pragma unroll kQkUnroll
   for (int block = 0; block < Config::kBlocksQk; ++block) {
     unsigned a[kParts][4];
-    load_query_parts<kHeldParts, kParts>(q, block, a);
+    load_query_parts<kQRegisterParts, kParts>(q, block, a);
 #pragma unroll
-    for (int j = 0; j < 4 * kHeldParts; ++j)
+    for (int j = 0; j < 4 * kQRegisterParts; ++j)
       a[j / 4][j % 4] = q_regs[Config::kQPartsInRegisters ? block : 0][j / 4][j % 4];
     unsigned b[kParts][kKeyTiles8][2];
 #pragma unroll

@@ -7,7 +7,7 @@
 
 namespace attune::prefill_mma {
 
-constexpr int kParts = common::kSplitParts, kHeldParts = Config::kQPartsInRegisters ? 2 : 0;
+constexpr int kParts = common::kSplitParts, kQRegisterParts = Config::kQPartsInRegisters ? 2 : 0;
 
 struct Fp32Storage {
   // The bytes of one bf16 tile.

@@ -37,8 +37,8 @@ __device__ __forceinline__ WarpTokens find_tokens(const WorkTileParams& p, const
           low, exists ? high : low};
 }
 
-// Calls copy(here, step, from, there) for each of a lane's chunks, chunk_of(lane, step). Of V a chunk's row is a channel
-// and its number counts the chunks of the warp's tokens.
+// Calls copy(here, step, from, there) for each of a lane's chunks, chunk_of(lane, step). Of V a chunk's row is a
+// channel, and its number counts the chunks of the warp's tokens.
 template <bool kValues, int kSteps, class FindTile, class ChunkOf, class Copy>
 __device__ __forceinline__ void copy_xpacked_chunks(const WorkTileParams& p, const WorkTile& t, int i, bool steady,
                                                     const FindTile& tile_at, int kv_head, const SharedStorage& shared,

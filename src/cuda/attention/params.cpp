@@ -133,7 +133,7 @@ void fill_sizes(const Problem& p, AttentionParams& k) {
   k.num_heads_kv = to_int(p.heads_kv);
   k.group = to_int(p.group);
   k.by_group = kernels::make_divisor(static_cast<unsigned>(std::max(1, k.group)));
-  k.whole_pairs = p.batch_invariant ? 1 : 0;
+  k.no_splits = p.batch_invariant ? 1 : 0;
 }
 
 // The stamp leaves out what cannot differ between the runs of a plan: causality, skip_decode, heads.

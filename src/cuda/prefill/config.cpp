@@ -362,7 +362,7 @@ kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* works
   k.prologue.qkv_scale_stride = p.prologue.qkv_scale_stride;
   k.inverse_heads = 65535u / static_cast<unsigned>(c.heads_of_tile) + 1;
   k.max_decode_q = c.max_decode_q;
-  if (c.row_pairs) k.tokens_of_tile *= 2, k.whole_pairs = 1;
+  if (c.row_pairs) k.tokens_of_tile *= 2, k.no_splits = 1;
   k.blocks_each = blocks_alike(p, c);
   k.bytes_of_key = to_int((p.head_dim_qk + p.head_dim_v) * p.q.element_size);
   if (p.softcap > 0) fill_cap(p.scale, p.softcap, k);
