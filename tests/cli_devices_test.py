@@ -16,6 +16,9 @@ from pathlib import Path
 import cli_test
 from cli_test import CliTest, attune
 
+CASE = ("check", "--filter", "^sparse/softcap", "--random", "0")
+BENCH = ("bench", "--filter", "sparse", "--reps", "1", "--no-check", "--no-ceilings")
+
 
 def write_bundle(path, major, minor, entries=b""):
     """A kernel bundle of that CUDA, as `src/cuda/jit/bundle.h` has it."""
@@ -125,8 +128,56 @@ class Devices(FakeGpus):
                 # The set of a GPU has names of its own.
                 names = attune("bench", "--list", *(["--device", device] if device else []), env=preload | {"FAKE_GPUS": gpus})
                 self.assertEqual(names.stdout.startswith("bench_cuda/"), taken != "cpu")
-        self.refuse(attune("explain", "--device", "cuda", env=preload | {"FAKE_GPUS": "2"}), "cuda:0", "auto, cpu, cuda:2")
-        self.refuse(attune("check", "--device", "cuda0"), "'cuda0'", "auto, cpu, cuda or cuda:N", "has auto, cpu)")
+        self.refuse(attune("explain", "--device", "cuda", env=preload | {"FAKE_GPUS": "2"}), "cuda:0", "; this machine has cpu, cuda:2\n")
+        self.refuse(attune("check", "--device", "cuda0"), "'cuda0'", "auto, cpu, cuda or cuda:N", "(this machine has cpu)")
+
+    def test_a_wrong_architecture_is_no_reason_to_take_the_cpu(self):
+        """ATTUNE_ARCH, which with `--device cuda` is refused, too."""
+        known = "ATTUNE_ARCH is 'foo'; it must be one of sm_80, sm_86, "
+        for command in (["explain"], BENCH, CASE, ["bench", "--list"]):
+            with self.subTest(command[0]):
+                self.refuse(attune(*command, env={"ATTUNE_ARCH": "foo"}), known)
+        self.refuse(self.replay(code=2, env={"ATTUNE_ARCH": "foo"})[0], known)
+        a10 = self.fake_gpus(("Fake A10", 86), ("Tesla T4", 75), nvrtc=12)
+        self.refuse(attune("explain", env=a10 | {"ATTUNE_ARCH": "foo"}), known)
+        newer = (
+            "CUDA device 0 (Fake A10) is not used: ATTUNE_ARCH names sm_90, whose code a GPU of compute capability 8.6 does not run; it "
+            "may be sm_80 or sm_86"
+        )
+        newer_env = a10 | {"ATTUNE_ARCH": "sm_90"}
+        self.refuse(attune("explain", env=newer_env), newer)
+        self.assertIn("not used: " + newer, " ".join(attune("info", "--no-ceilings", env=newer_env).stdout.split()))
+        # One that a GPU runs is taken; the CPU needs none.
+        done = attune("explain", env=a10 | {"ATTUNE_ARCH": "sm_80"})
+        self.assertIn("on cuda:0 (sm_80)", " ".join(done.stdout.split()), done.stderr)
+        for environment in newer_env, {"ATTUNE_ARCH": "foo"}:
+            done = attune("explain", "--device", "cpu", env=environment)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(attune("explain", env={"ATTUNE_ARCH": "sm_90"}).returncode, 0)
+
+    def test_a_gpu_that_is_too_old_is_named(self):
+        why = "CUDA device 0 (Tesla T4) has compute capability 7.5; the kernels need 8.0 (Ampere) or newer"
+        old = self.fake_gpus(("Tesla T4", 75), ("Tesla V100", 70))
+        for command in (["explain"], BENCH, CASE, ["bench", "--list"]):
+            with self.subTest(" ".join(command)):
+                done = attune(*command, env=old)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(done.stderr, f"note: --device auto is the CPU: {why}\n")
+        done, _ = self.replay(env=old)
+        self.assertEqual(done.stderr.count(why), 1)
+        self.assertIn("not used: " + why, " ".join(attune("info", "--no-ceilings", env=old).stdout.split()))
+        self.assertEqual(attune("explain", "--device", "cpu", env=old).stderr, "")
+        done = attune("explain", env=old | {"ATTUNE_ARCH": "sm_80"})
+        self.assertEqual((done.returncode, done.stderr), (0, f"note: --device auto is the CPU: {why}\n"))
+        done = attune("explain", env=self.fake_gpus(("Fake H200", 90), cuda=12020))
+        why = "the NVIDIA driver is too old: it supports CUDA 12.2, and 12.4 (driver 550) or newer is needed"
+        self.assertEqual((done.returncode, done.stderr), (0, f"note: --device auto is the CPU: {why}\n"))
+        for environment in self.fake_gpus(), {"ATTUNE_LIBCUDA": "/nonexistent"}:
+            self.assertEqual(attune("explain", env=environment).stderr, "")
+        newer = self.fake_gpus(("Tesla T4", 75), ("Fake A10", 86), nvrtc=12)
+        done = attune("explain", env=newer)
+        self.assertIn("on cuda:1 (sm_86)", " ".join(done.stdout.split()), done.stderr)
+        self.assertEqual(done.stderr, "")
 
     def test_without_code_for_a_gpu_the_reason_comes_first(self):
         h200 = self.fake_gpus(("Fake H200", 90))
