@@ -14,7 +14,7 @@ import unittest
 from pathlib import Path
 
 import cli_test
-from cli_test import CliTest, attune
+from cli_test import MODELS, CliTest, attune
 
 CASE = ("check", "--filter", "^sparse/softcap", "--random", "0")
 BENCH = ("bench", "--filter", "sparse", "--reps", "1", "--no-check", "--no-ceilings")
@@ -212,6 +212,19 @@ class Devices(FakeGpus):
         # A driver of CUDA 13 needs that of CUDA 13.
         h200 = self.fake_gpus(("Fake H200", 90), cuda=13000)
         expect(rf"the kernel is not in the bundle {bundle}; {absent}; pip install 'nvidia-cuda-nvrtc==13\.\*', or set ATTUNE_NVRTC")
+
+    def test_one_of_a_thing_is_singular(self):
+        h200 = self.fake_gpus(("Fake H200", 90), nvrtc=12)
+        ampere = h200 | {"ATTUNE_ARCH": "sm_80"}
+        write_bundle(h200["ATTUNE_BUNDLE"], 12, 4, bytes(80))
+        self.assertIn(", 1 module by NVRTC 12.4", " ".join(attune("info", "--no-ceilings", env=h200).stdout.split()))
+        for model in MODELS:
+            for batch, queries, keys, page in (1, 1, 1, 1), (1, 1, 4096, 64), (1, 64, 64, 16), (64, 1, 4096, 1):
+                shape = ("--model", model, "--batch", batch, "--seqlen-q", queries, "--seqlen-kv", keys, "--page-size", page)
+                for environment in {"OMP_NUM_THREADS": "1", "ATTUNE_LIBCUDA": "/dev/null"}, h200, ampere:
+                    with self.subTest(f"{shape} {environment.get('ATTUNE_ARCH')}"):
+                        text = " ".join(attune("explain", *shape, env=environment).stdout.split())
+                        self.assertNotRegex(text, r"\b1 (?!is\b|has\b|warps x 16 keys)[a-z]+s\b")
 
 
 if __name__ == "__main__":

@@ -337,6 +337,16 @@ class Plans(CliTest):
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.assertIn("16777216 keys", done.stdout)
 
+    def test_numbers_are_for_people(self):
+        for arguments, work in (
+            (("--batch", 1, "--seqlen-kv", 1), "16.38 kFLOP, 24.58 kB at least: 0.667 FLOP a byte"),
+            ((), "536.9 MFLOP, 134.4 MB at least: 4 FLOP a byte"),
+            (("--batch", 8, "--seqlen-q", 4096), "1.1 TFLOP, 805.3 MB at least: 1366 FLOP a byte"),
+            (("--batch", 512, "--seqlen-kv", 65536, "--seqlen-q", 512), "280.4 TFLOP, 142.8 GB at least: 1963 FLOP a byte"),
+        ):
+            done = attune("explain", *arguments)
+            self.assertRegex(done.stdout, rf"\n  work +{work}\n")
+
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:

@@ -35,7 +35,8 @@ std::string describe_bundle(const cuda::ImageFinder::Options& options) {
   std::string why = "there is no file " + path;
   const auto bundle = path.empty() ? nullptr : cuda::Bundle::open(path, &why);
   if (bundle == nullptr) return path.empty() ? "none" : cat("none (", why, ")");
-  return cat(path, ", ", bundle->size(), " modules by NVRTC ", bundle->compiler_major(), ".", bundle->compiler_minor(),
+  return cat(path, ", ", bundle->size(), " module", plural_s(static_cast<int64_t>(bundle->size())), " by NVRTC ",
+             bundle->compiler_major(), ".", bundle->compiler_minor(),
              bundle->compiler_major() > options.driver_major() ? ", not used: newer than the driver" : "");
 }
 
