@@ -275,15 +275,15 @@ std::optional<Ceilings> measure(attune_device device) {
 
 void bench(const BenchOptions& options) {
   // The names of a device's set can be listed where there is no such device.
-  const bool on_cuda = options.device.rfind("cuda", 0) == 0 ||
-                       (options.device == "auto" && parse_device("auto").type == ATTUNE_DEVICE_CUDA);
+  const std::string wanted = options.device == "auto" ? device_name(parse_device("auto")) : options.device;
+  const bool on_cuda = wanted.rfind("cuda", 0) == 0;
   const std::vector<cases::Case> picked =
       filter_cases(on_cuda ? cases::cuda_bench_cases() : cases::bench_cases(), options.filter);
   if (options.list) {
     for (const cases::Case& spec : picked) fmt::print("{}\n", spec.name);
     return;
   }
-  const attune_device device = parse_device(options.device);
+  const attune_device device = parse_device(wanted);
   std::optional<OutputFile> file;
   if (!options.json.empty()) file.emplace(options.json);
   if (options.threads > 0) set_num_threads(options.threads);

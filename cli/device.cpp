@@ -3,11 +3,12 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <charconv>
 #include <vector>
 
 #include "attune/attune.hpp"
+#include "gpus.h"
+#include "text.h"
 #include "user_error.h"
 
 namespace attune::cli {
@@ -15,6 +16,17 @@ namespace attune::cli {
 std::string device_name(attune_device device) {
   return device.type == ATTUNE_DEVICE_CUDA ? fmt::format("cuda:{}", device.index) : "cpu";
 }
+
+namespace {
+
+// Says why where there are GPUs. An ATTUNE_ARCH that is wrong is not a wish for the CPU.
+attune_device cpu_for_auto() {
+  if (const std::string why = wrong_architecture(); !why.empty()) throw UserError(why);
+  if (const std::string why = why_gpus_are_not_used(); !why.empty()) say("note: --device auto is the CPU: {}\n", why);
+  return {ATTUNE_DEVICE_CPU, 0};
+}
+
+}  // namespace
 
 attune_device_info device_info(attune_device device) {
   for (const attune_device_info& info : devices()) {
@@ -26,15 +38,15 @@ attune_device_info device_info(attune_device device) {
 attune_device parse_device(const std::string& text) {
   const std::vector<attune_device_info> all = devices();
   if (text == "auto") {
-    const auto gpu =
-        std::find_if(all.begin(), all.end(), [](const auto& info) { return info.device.type == ATTUNE_DEVICE_CUDA; });
-    return (gpu == all.end() ? all.front() : *gpu).device;
+    for (const attune_device_info& info : all)
+      if (info.device.type == ATTUNE_DEVICE_CUDA) return info.device;
+    return cpu_for_auto();
   }
   if (text == "cuda") return parse_device("cuda:0");
   std::string known;
   for (const attune_device_info& info : all) {
     if (text == device_name(info.device)) return info.device;
-    known += ", " + device_name(info.device);
+    known += (known.empty() ? "" : ", ") + device_name(info.device);
   }
   int index = 0;
   const bool is_cuda =
@@ -43,10 +55,10 @@ attune_device parse_device(const std::string& text) {
   if (is_cuda) {
     // The library's own words on why.
     attune_warm(nullptr, 0, cuda(index));
-    throw UserError(fmt::format("{}; this machine has auto{}", attune_last_error(), known));
+    throw UserError(fmt::format("{}; this machine has {}", attune_last_error(), known));
   }
   throw UserError(
-      fmt::format("unknown device '{}'; it must be auto, cpu, cuda or cuda:N (this machine has auto{})", text, known));
+      fmt::format("unknown device '{}'; it must be auto, cpu, cuda or cuda:N (this machine has {})", text, known));
 }
 
 }  // namespace attune::cli

@@ -96,8 +96,10 @@ void print_call(const Call& call, const Answer& answer) {
   plan.erase(plan.find_last_not_of(" \n") + 1);
   fmt::print("{}\n", wrapped("  plan       " + plan, kIndent));
   fmt::print("  workspace  {}\n", counted(static_cast<int64_t>(answer.workspace), "byte"));
-  fmt::print("  work       {:.4g} MFLOP, {:.4g} MB at least: {:.3g} FLOP a byte\n", call.work.flops / 1e6,
-             call.work.bytes / 1e6, call.work.flops / call.work.bytes);
+  const double intensity = call.work.flops / call.work.bytes;
+  fmt::print("  work       {}, {} at least: {} FLOP a byte\n", with_unit(call.work.flops, "FLOP"),
+             with_unit(call.work.bytes, "B"),
+             intensity < 1000 ? fmt::format("{:.3g}", intensity) : fmt::format("{:.0f}", intensity));
 }
 
 ordered_json to_json(const Call& call, const Answer& answer) {

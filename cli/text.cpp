@@ -2,6 +2,7 @@
 #include "text.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace attune::cli {
 namespace {
@@ -26,6 +27,14 @@ size_t cut_of(std::string_view line, size_t indent) {
 }
 
 }  // namespace
+
+std::string with_unit(double value, const char* unit) {
+  constexpr const char* kPrefixes[] = {"", "k", "M", "G", "T", "P", "E"};
+  size_t i = 0;
+  // What four digits would round to 1000 has the next prefix.
+  for (; value >= 999.95 && i + 1 < std::size(kPrefixes); ++i) value /= 1000;
+  return fmt::format("{:.4g} {}{}", value, kPrefixes[i], unit);
+}
 
 std::string wrapped(std::string_view text, size_t indent) {
   std::string out;

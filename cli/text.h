@@ -23,6 +23,9 @@ inline std::string counted(int64_t n, std::string_view one, std::string_view man
   return fmt::format("{} {}", n, noun(n, one, many));
 }
 
+// "536.9 MFLOP", of 536870912 and "FLOP": four digits, of thousands, millions and so on.
+std::string with_unit(double value, const char* unit);
+
 // The lines of a text with at most 80 columns each: what is longer goes on below, behind `indent` spaces. A word alone
 // is not cut.
 std::string wrapped(std::string_view text, size_t indent);

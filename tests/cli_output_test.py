@@ -326,45 +326,6 @@ class Page(CliTest):
             self.assertEqual(measured.groups(), (str(width), "0", wide if self.has_plots else "no picture"))
 
 
-class Devices(CliTest):
-    def test_gpus_are_taken_where_there_are_some(self):
-        preload = self.spoilt(
-            """
-            #include <stdlib.h>
-            #include <string.h>
-            /* A CPU, and GPUs of the ordinals that FAKE_GPUS lists, a digit each. */
-            attune_status attune_device_count(int32_t* n) {
-              *n = 1 + (int32_t)strlen(getenv("FAKE_GPUS"));
-              return ATTUNE_OK;
-            }
-            attune_status attune_get_device_info(int32_t i, attune_device_info* info) {
-              info->device.type = i > 0 ? ATTUNE_DEVICE_CUDA : ATTUNE_DEVICE_CPU;
-              info->device.index = i > 0 ? getenv("FAKE_GPUS")[i - 1] - '0' : 0;
-              strcpy(info->name, "fake");
-              strcpy(info->isa, "fake");
-              return ATTUNE_OK;
-            }""",
-        )
-        for gpus, device, taken in (
-            ("", "auto", "cpu"),
-            ("", None, "cpu"),
-            ("0", "auto", "cuda:0"),
-            ("0", None, "cuda:0"),
-            ("20", "auto", "cuda:2"),
-            ("20", "cuda", "cuda:0"),
-            ("20", "cuda:2", "cuda:2"),
-            ("20", "cpu", "cpu"),
-        ):
-            with self.subTest(f"{device} of '{gpus}'"):
-                done = attune("explain", *(["--device", device] if device else []), env=preload | {"FAKE_GPUS": gpus})
-                self.assertIn(f"on {taken} (fake)", " ".join(done.stdout.split()), done.stderr)
-                # The set of a GPU has names of its own.
-                names = attune("bench", "--list", *(["--device", device] if device else []), env=preload | {"FAKE_GPUS": gpus})
-                self.assertEqual(names.stdout.startswith("bench_cuda/"), taken != "cpu")
-        self.refuse(attune("explain", "--device", "cuda", env=preload | {"FAKE_GPUS": "2"}), "cuda:0", "auto, cpu, cuda:2")
-        self.refuse(attune("check", "--device", "cuda0"), "'cuda0'", "auto, cpu, cuda or cuda:N", "has auto, cpu)")
-
-
 class Plans(CliTest):
     def test_explain_makes_no_data(self):
         """A RoPE table of 16 million positions would take a minute, and 8 GiB."""
@@ -375,6 +336,16 @@ class Plans(CliTest):
                 self.assertLess(time.monotonic() - start, 10)
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.assertIn("16777216 keys", done.stdout)
+
+    def test_numbers_are_for_people(self):
+        for arguments, work in (
+            (("--batch", 1, "--seqlen-kv", 1), "16.38 kFLOP, 24.58 kB at least: 0.667 FLOP a byte"),
+            ((), "536.9 MFLOP, 134.4 MB at least: 4 FLOP a byte"),
+            (("--batch", 8, "--seqlen-q", 4096), "1.1 TFLOP, 805.3 MB at least: 1366 FLOP a byte"),
+            (("--batch", 512, "--seqlen-kv", 65536, "--seqlen-q", 512), "280.4 TFLOP, 142.8 GB at least: 1963 FLOP a byte"),
+        ):
+            done = attune("explain", *arguments)
+            self.assertRegex(done.stdout, rf"\n  work +{work}\n")
 
 
 if __name__ == "__main__":

@@ -46,10 +46,14 @@ TEST(Architecture, OtherArchitecturesAreCompiledToPtx) {
   EXPECT_EQ(forced_target("sm_90", 100, &why).option(), "compute_90");
   EXPECT_EQ(why, "");
   forced_target("sm_90a", 100, &why);
-  EXPECT_EQ(why, "ATTUNE_ARCH names sm_90a, whose code a GPU of compute capability 10.0 does not run");
+  EXPECT_EQ(why,
+            "ATTUNE_ARCH names sm_90a, whose code a GPU of compute capability 10.0 does not run; it may be "
+            "sm_80, sm_86, sm_87, sm_89, sm_90 or sm_100");
   why.clear();
   forced_target("sm_120", 90, &why);
-  EXPECT_EQ(why, "ATTUNE_ARCH names sm_120, whose code a GPU of compute capability 9.0 does not run");
+  EXPECT_EQ(why,
+            "ATTUNE_ARCH names sm_120, whose code a GPU of compute capability 9.0 does not run; it may be sm_80, "
+            "sm_86, sm_87, sm_89, sm_90 or sm_90a");
   why.clear();
   forced_target("Hopper", 90, &why);
   EXPECT_THAT(why, HasSubstr("ATTUNE_ARCH is 'Hopper'; it must be one of sm_80, "));

@@ -151,11 +151,33 @@ TEST_F(CudaDriver, PlansForAnotherArchitecture) {
   EXPECT_FALSE(list[0].target.has(ptx::kWgmma));
   EXPECT_EQ(list[1].why_not,
             "CUDA device 1 (NVIDIA A10) is not used: ATTUNE_ARCH names sm_90, whose code a GPU of compute capability "
-            "8.6 does not run");
+            "8.6 does not run; it may be sm_80 or sm_86");
   list = list_gpus("sm_75");
   EXPECT_EQ(list[0].why_not,
             "CUDA device 0 (NVIDIA H200) is not used: ATTUNE_ARCH is 'sm_75'; it must be one of sm_80, sm_86, sm_87, "
             "sm_89, sm_90, sm_90a, sm_100, sm_103, sm_110, sm_120, sm_121");
+}
+
+// What `--device auto` asks.
+TEST_F(CudaDriver, TellsWhenAnArchitectureLeavesNoGpu) {
+  const auto wrong = [](const std::string& forced) { return wrong_architecture(list_gpus(forced), forced); };
+  const std::string unknown =
+      "ATTUNE_ARCH is 'sm_75'; it must be one of sm_80, sm_86, sm_87, sm_89, sm_90, sm_90a, sm_100, sm_103, sm_110, "
+      "sm_120, sm_121";
+  EXPECT_EQ(wrong(""), "");
+  EXPECT_EQ(wrong("sm_90"), "") << "there is no GPU";
+  EXPECT_EQ(wrong("sm_75"), unknown);
+  g_fake.gpus = {{"Tesla T4", 7, 5}};
+  EXPECT_EQ(wrong("sm_75"), unknown);
+  EXPECT_EQ(wrong("sm_80"), "") << "too old in any case";
+  g_fake.gpus = {{"Tesla T4", 7, 5}, {"NVIDIA A10", 8, 6}};
+  EXPECT_EQ(wrong(""), "");
+  EXPECT_EQ(wrong("sm_86"), "");
+  EXPECT_EQ(wrong("sm_89"),
+            "CUDA device 1 (NVIDIA A10) is not used: ATTUNE_ARCH names sm_89, whose code a GPU of compute capability "
+            "8.6 does not run; it may be sm_80 or sm_86");
+  g_fake.gpus = {{"NVIDIA A10", 8, 6}, {"NVIDIA L4", 8, 9}};
+  EXPECT_EQ(wrong("sm_89"), "") << "the other runs it";
 }
 
 // Without a compiler, GPUs whose own code the bundle does not hold run the PTX that it holds.

@@ -81,6 +81,7 @@ TEST_F(CudaJit, KeysHoldAllThatChangesTheCode) {
   EXPECT_NE(key, module_key(unit, compiler_options(other)));
   EXPECT_NE(cache_key(key, "13.0"), cache_key(key, "13.1"));
   EXPECT_EQ(module_name(reordered), "selftest/saxpy.cu A=2 B=1");
+  EXPECT_EQ(short_module_name(reordered), "selftest/saxpy.cu A=2 B=1");
   EXPECT_EQ(spec_name({"selftest/saxpy.cu", "saxpy", reordered.defines, 0}), "selftest/saxpy.cu saxpy A=2 B=1");
 }
 
@@ -221,7 +222,7 @@ TEST_F(CudaJit, EnvironmentSaysWhetherToCompile) {
   const std::string before = environment("ATTUNE_JIT");
   const auto may_compile = [](const char* value) {
     setenv("ATTUNE_JIT", value, 1);
-    return ImageFinder::default_options(99).may_compile;
+    return ImageFinder::default_options(99000).may_compile;
   };
   for (const char* on : {"", "on", "On"}) EXPECT_TRUE(may_compile(on)) << on;
   for (const char* off : {"off", "OFF"}) EXPECT_FALSE(may_compile(off)) << off;
@@ -240,7 +241,7 @@ class CudaCompile : public CudaJit {
     if (nvrtc_ == nullptr) GTEST_SKIP() << why;
   }
   ImageFinder::Options options(bool may_compile = true) {
-    return {path("kernels.bundle"), path("cache"), may_compile, 99};
+    return {path("kernels.bundle"), path("cache"), may_compile, 99000};
   }
 
   const ModuleSpec spec_ = {"selftest/saxpy.cu", {{"A", "2"}}};
@@ -301,8 +302,42 @@ TEST_F(CudaCompile, DamagedCacheEntryIsCompiledAgain) {
 
 TEST_F(CudaCompile, JitOffNamesKernelAndDefines) {
   const std::string message = failure_of([&] { ImageFinder(options(false)).find(spec_); }, ATTUNE_DEVICE_ERROR);
-  EXPECT_EQ(message, cat("the kernel selftest/saxpy.cu A=2 is in neither the bundle (", path("kernels.bundle"),
-                         ") nor the disk cache (", path("cache"), "), and ATTUNE_JIT=off forbids compiling it"));
+  EXPECT_EQ(message,
+            cat("there is no kernel bundle ", path("kernels.bundle"), "; the kernel is not in the disk cache (",
+                path("cache"),
+                "); ATTUNE_JIT=off forbids compiling; set ATTUNE_JIT=on; the kernel is selftest/saxpy.cu A=2"));
+}
+
+// Why comes first, then what helps, then which.
+TEST_F(CudaJit, SaysWhyThereIsNoCode) {
+  const std::string bundle = path("kernels.bundle");
+  ASSERT_EQ(write_bundle(bundle, 13, 2, {}), "");
+  const auto failure = [&](const std::string& file, int driver_version) {
+    ImageFinder finder({file, "", false, driver_version});
+    const ModuleSpec spec = {"selftest/saxpy.cu", {{"E", "5"}, {"A", "1"}, {"B", "2"}, {"C", "3"}, {"D", "4"}}};
+    return failure_of([&] { finder.find(spec); }, ATTUNE_DEVICE_ERROR);
+  };
+  const std::string which = "; the kernel is selftest/saxpy.cu A=1 B=2 C=3 and 2 more macros";
+  // No NVRTC is as old as these drivers.
+  const std::string off = "; ATTUNE_JIT=off forbids compiling; set ATTUNE_JIT=on, with NVRTC: pip install ";
+  EXPECT_EQ(
+      failure(bundle, 11080),
+      cat("the kernel bundle ", bundle, " was made with CUDA 13.2 and this driver supports CUDA 11.8: it is not used",
+          off, "'nvidia-cuda-nvrtc==11.*', or set ATTUNE_NVRTC; or install a driver of CUDA 13 or newer", which));
+  ASSERT_EQ(write_bundle(bundle, 11, 0, {}), "");
+  EXPECT_EQ(failure(bundle, 11080), cat("the kernel is not in the bundle ", bundle, off,
+                                        "'nvidia-cuda-nvrtc==11.*', or set ATTUNE_NVRTC", which));
+  EXPECT_EQ(failure("", 11080),
+            cat("there is no kernel bundle", off, "'nvidia-cuda-nvrtc==11.*', or set ATTUNE_NVRTC", which));
+  write_file(bundle, "torn");
+  EXPECT_EQ(failure(bundle, 11080), cat("the kernel bundle ", bundle, " is not readable or too short; it is not used",
+                                        off, "'nvidia-cuda-nvrtc==11.*', or set ATTUNE_NVRTC", which));
+}
+
+TEST(CudaNvrtc, IsThatOfTheDriversMajorVersion) {
+  EXPECT_EQ(nvrtc_advice(12), "pip install nvidia-cuda-nvrtc-cu12, or set ATTUNE_NVRTC");
+  EXPECT_EQ(nvrtc_advice(13), "pip install 'nvidia-cuda-nvrtc==13.*', or set ATTUNE_NVRTC");
+  EXPECT_EQ(nvrtc_advice(kAnyMajor), "pip install nvidia-cuda-nvrtc, or set ATTUNE_NVRTC");
 }
 
 TEST_F(CudaCompile, BundleOfANewerCudaIsNotUsed) {
@@ -310,7 +345,7 @@ TEST_F(CudaCompile, BundleOfANewerCudaIsNotUsed) {
   ASSERT_EQ(write_bundle(path("kernels.bundle"), 100, 0, {entry}), "");
   EXPECT_EQ(ImageFinder(options()).find(spec_).origin, KernelOrigin::kCompiled);
   ASSERT_EQ(log_.size(), 1u);
-  EXPECT_THAT(log_[0], HasSubstr("was made with CUDA 100.0 and the driver supports CUDA 99; it is not used"));
+  EXPECT_THAT(log_[0], HasSubstr("was made with CUDA 100.0 and this driver supports CUDA 99.0: it is not used"));
 }
 
 TEST_F(CudaCompile, ErrorsOfTheSourceAreShown) {

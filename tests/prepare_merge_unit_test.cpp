@@ -124,6 +124,7 @@ TEST(QkvPrepareUnit, BadFieldsAreNamed) {
       {"k.shape[0] is 3", [](auto& o) { o.k.shape[0] = 3; }},
       {"k has head_dim 2", [](auto& o) { o.k.shape[2] = 2; }},
       {"v has 2 heads", [](auto& o) { o.v.shape[1] = 2; }},
+      {"v has 1 head; it must have 2 as k", [](auto& o) { o.k.shape[1] = 2; }},
       {"q has 0 heads", [](auto& o) { o.q.shape[1] = 0; }},
       {"v has head_dim 577; it must be 1..576", [](auto& o) { o.v.shape[2] = 577; }},
       {"v.rank is 4",

@@ -155,7 +155,7 @@ KvCache make_kv_cache(const char* name, const attune_kv_cache& c, CacheUse use, 
   require(k.page_size >= 1 && k.page_size <= kMaxPageSize, name, ": page_size is ", k.page_size, "; it must be 1..",
           kMaxPageSize);
   require(c.page_size == 0 || c.page_size == k.page_size, name, ".page_size is ", c.page_size, ", but ", name,
-          ".k has pages of ", k.page_size, " tokens");
+          ".k has pages of ", k.page_size, " token", plural_s(k.page_size));
   require(k.heads >= 1, name, ".k has ", k.heads, " heads; it must have at least 1");
   require(k.dim >= 1, name, ".k has head_dim ", k.dim, "; it must be at least 1");
   out.k = k.plane;
@@ -169,10 +169,12 @@ KvCache make_kv_cache(const char* name, const attune_kv_cache& c, CacheUse use, 
           " (head_dim_qk)");
   if (present(c.v)) {
     const PlaneShape v = read_plane(Name(name, ".v"), c.v, c.layout, true, data);
-    require(v.pages == k.pages, name, ".v has ", v.pages, " pages, but ", name, ".k has ", k.pages);
-    require(v.page_size == k.page_size, name, ".v has pages of ", v.page_size, " tokens, but ", name, ".k of ",
-            k.page_size);
-    require(v.heads == k.heads, name, ".v has ", v.heads, " heads, but ", name, ".k has ", k.heads);
+    require(v.pages == k.pages, name, ".v has ", v.pages, " page", plural_s(v.pages), ", but ", name, ".k has ",
+            k.pages);
+    require(v.page_size == k.page_size, name, ".v has pages of ", v.page_size, " token", plural_s(v.page_size),
+            ", but ", name, ".k of ", k.page_size);
+    require(v.heads == k.heads, name, ".v has ", v.heads, " head", plural_s(v.heads), ", but ", name, ".k has ",
+            k.heads);
     require(v.dim >= 1, name, ".v has head_dim ", v.dim, "; it must be at least 1");
     require(head_dim_v == 0 || v.dim == head_dim_v, name, ".v has head_dim ", v.dim, "; it must be ", head_dim_v,
             " (head_dim_v)");
@@ -219,13 +221,13 @@ KvCache make_kv_cache(const char* name, const attune_kv_cache& c, CacheUse use, 
     out.batch_index = int_view(c.batch_index);
   }
   if (!out.paged && !present(c.batch_index) && batch >= 0) {
-    require(out.num_pages >= batch, name, ".k has ", out.num_pages, " rows, but the batch is ", batch,
-            " (a contiguous cache has a row for each sequence, or batch_index)");
+    require(out.num_pages >= batch, name, ".k has ", out.num_pages, " row", plural_s(out.num_pages),
+            ", but the batch is ", batch, " (a contiguous cache has a row for each sequence, or batch_index)");
   }
   if (c.ring_capacity > 0) {
     const int64_t most = out.paged ? out.page_table.cols * out.page_size : out.page_size;
-    require(c.ring_capacity <= most, name, ".ring_capacity is ", c.ring_capacity, "; the cache holds ", most,
-            " tokens of a sequence");
+    require(c.ring_capacity <= most, name, ".ring_capacity is ", c.ring_capacity, "; the cache holds ", most, " token",
+            plural_s(most), " of a sequence");
     out.ring_capacity = c.ring_capacity;
   }
   return out;

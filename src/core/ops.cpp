@@ -109,7 +109,7 @@ void read_sequences(CacheProblem& out, const attune_cache_op& op) {
   } else {
     require(out.batch == 1 || out.batch == out.tokens,
             "cu_seqlens is absent, so k has one token for each sequence or there is one sequence, but ", "k has ",
-            out.tokens, " tokens and the batch (seqused_kv.shape[0]) is ", out.batch);
+            out.tokens, " token", plural_s(out.tokens), " and the batch (seqused_kv.shape[0]) is ", out.batch);
     out.fixed = out.batch == 1 ? out.tokens : 1;
   }
   out.finished = flags("finished", op.finished, out.batch);
@@ -145,11 +145,12 @@ PrepareProblem make_qkv_prepare(const attune_qkv_prepare& op) {
     p.heads_kv = axis(op.k, 2), p.head_dim_qk = axis(op.k, 1);
   }
   if (p.v) {
-    require(!p.k || axis(op.v, 2) == p.heads_kv, "v has ", axis(op.v, 2), " heads; it must have ", p.heads_kv, " as k");
+    require(!p.k || axis(op.v, 2) == p.heads_kv, "v has ", axis(op.v, 2), " head", plural_s(axis(op.v, 2)),
+            "; it must have ", p.heads_kv, " as k");
     p.heads_kv = axis(op.v, 2), p.head_dim_v = axis(op.v, 1);
   }
-  require(!p.q || p.heads_kv == 0 || p.heads_q % p.heads_kv == 0, "q has ", p.heads_q,
-          " heads; it must be a multiple of num_heads_kv (", p.heads_kv, ")");
+  require(!p.q || p.heads_kv == 0 || p.heads_q % p.heads_kv == 0, "q has ", p.heads_q, " head", plural_s(p.heads_q),
+          "; it must be a multiple of num_heads_kv (", p.heads_kv, ")");
   p.seqused = int_vector("seqused_kv", op.seqused_kv, p.batch, "batch", Data::kRequired);
   p.finished = flags("finished", op.finished, p.batch);
   const int64_t head_dim_v = present(op.cache.v) ? p.head_dim_v : aliased_head_dim_v(op.cache);
@@ -264,8 +265,8 @@ CacheProblem make_cache_op(const attune_cache_op& op) {
   } else {
     require(out.cache.v_aliases_k, "v is absent, but the cache has cache.v");
   }
-  require(!whole || out.tokens <= out.cache.num_slots(), "k has ", out.tokens, " tokens, but the cache has ",
-          out.cache.num_slots(), " slots");
+  require(!whole || out.tokens <= out.cache.num_slots(), "k has ", out.tokens, " token", plural_s(out.tokens),
+          ", but the cache has ", out.cache.num_slots(), " slot", plural_s(out.cache.num_slots()));
   require(op.power_of_two_scales == 0 || op.power_of_two_scales == 1, "power_of_two_scales is ", op.power_of_two_scales,
           "; it must be 0 or 1");
   require(op.power_of_two_scales == 0 || out.cache.writes_scales(),

@@ -70,7 +70,7 @@ void read_dense_sequences(Problem& p, const attune_attention& a, Data data) {
   } else if (present(a.cu_seqlens_kv)) {
     p.cu_kv = int_vector("cu_seqlens_kv", a.cu_seqlens_kv, p.batch + 1, "batch + 1", data);
   } else if (p.cu_q) {
-    require(p.k.rows == p.total_q, "k has ", p.k.rows, " rows and q ", p.total_q,
+    require(p.k.rows == p.total_q, "k has ", p.k.rows, " row", plural_s(p.k.rows), " and q ", p.total_q,
             "; where they differ cu_seqlens_kv is needed");
     p.cu_kv = p.cu_q;
   } else {
@@ -235,8 +235,8 @@ void read_beams(Problem& p, const attune_attention& a, Data data) {
   }
   require(p.cache && !p.sparse, "cache_indirection needs a paged or contiguous cache");
   require(a.beam_width >= 1, "beam_width is ", a.beam_width, "; with cache_indirection it must be >= 1");
-  require(p.batch % a.beam_width == 0, "the batch of ", p.batch, " rows is not a multiple of beam_width (",
-          a.beam_width, ")");
+  require(p.batch % a.beam_width == 0, "the batch of ", p.batch, " row", plural_s(p.batch),
+          " is not a multiple of beam_width (", a.beam_width, ")");
   check_tensor("cache_indirection", a.cache_indirection, {ATTUNE_INT32}, {2}, data);
   check_extent("cache_indirection", a.cache_indirection, 0, p.batch, "batch");
   p.cache_indirection = int_view(a.cache_indirection);
@@ -259,8 +259,8 @@ void read_mask(Problem& p, const attune_attention& a, Data data) {
   if (p.cache.ring_capacity > 0) {
     // The ring must hold the window_left keys before a query and, without new tokens, the query's own token.
     const int64_t most = p.cache.ring_capacity - (p.new_tokens ? 0 : 1);
-    require(a.window_left <= most, "window_left is ", a.window_left, "; a ring of ", p.cache.ring_capacity,
-            " tokens serves at most ", most, " (or -1: whatever the ring retains)");
+    require(a.window_left <= most, "window_left is ", a.window_left, "; a ring of ", p.cache.ring_capacity, " token",
+            plural_s(p.cache.ring_capacity), " serves at most ", most, " (or -1: whatever the ring retains)");
   }
   if (present(a.mask_bits)) {
     check_tensor("mask_bits", a.mask_bits, {ATTUNE_UINT8}, {2, 3}, data);

@@ -42,6 +42,9 @@ std::string cat(const Parts&... parts) {
   return s;
 }
 
+// Behind a noun: cat(n, " token", plural_s(n)).
+constexpr const char* plural_s(int64_t n) { return n == 1 ? "" : "s"; }
+
 template <class... Parts>
 [[noreturn]] void fail(attune_status status, const Parts&... parts) {
   throw Failure(status, cat(parts...));

@@ -19,7 +19,7 @@ void validate_offsets(const char* name, const IntView& cu, int64_t batch, int64_
   for (int64_t b = 0; b < batch; ++b) {
     expect(cu(b + 1) >= cu(b), name, "[", b + 1, "] is ", cu(b + 1), ", less than ", name, "[", b, "] = ", cu(b));
   }
-  expect(cu(batch) <= total, name, "[", batch, "] is ", cu(batch), "; the tensor has ", total, " rows");
+  expect(cu(batch) <= total, name, "[", batch, "] is ", cu(batch), "; the tensor has ", total, " row", plural_s(total));
 }
 
 void validate_lengths(const Problem& p) {
@@ -29,10 +29,10 @@ void validate_lengths(const Problem& p) {
     expect(n >= 0, "seqused_kv[", b, "] is ", n, "; it must be >= 0");
     if (p.dense_kv) {
       const int64_t extent = p.cu_kv ? p.cu_kv(b + 1) - p.cu_kv(b) : p.fixed_kv;
-      expect(n <= extent, "seqused_kv[", b, "] is ", n, "; sequence ", b, " has ", extent, " keys");
+      expect(n <= extent, "seqused_kv[", b, "] is ", n, "; sequence ", b, " has ", extent, " key", plural_s(extent));
     } else if (p.cache.ring_capacity == 0) {
-      expect(n <= p.cache.capacity(), "seqused_kv[", b, "] is ", n, "; the cache holds ", p.cache.capacity(),
-             " tokens of a sequence");
+      expect(n <= p.cache.capacity(), "seqused_kv[", b, "] is ", n, "; the cache holds ", p.cache.capacity(), " token",
+             plural_s(p.cache.capacity()), " of a sequence");
     }
   }
 }
@@ -45,18 +45,18 @@ void validate_pages(const Problem& p, int64_t b, int64_t n) {
     if (!c.batch_index) return;
     const int64_t row = c.batch_index(b);
     expect(row >= 0 && row < c.num_pages, "cache.batch_index[", b, "] is ", row, "; the cache has ", c.num_pages,
-           " rows");
+           " row", plural_s(c.num_pages));
     return;
   }
   const int64_t pages = ceil_div(n, c.page_size);
   for (int64_t i = 0; i < pages && i < c.page_table.cols; ++i) {
     const int64_t k = c.page_table(b, i);
     expect(k >= 0 && k < c.num_pages, "cache.page_table[", b, "][", i, "] is ", k, "; the cache has ", c.num_pages,
-           " pages");
+           " page", plural_s(c.num_pages));
     if (!c.v_page_table) continue;
     const int64_t v = c.v_page_table(b, i);
     expect(v >= 0 && v < c.num_pages, "cache.v_page_table[", b, "][", i, "] is ", v, "; the cache has ", c.num_pages,
-           " pages");
+           " page", plural_s(c.num_pages));
   }
 }
 
@@ -64,8 +64,8 @@ void validate_pages(const Problem& p, int64_t b, int64_t n) {
 void validate_bias(const Problem& p, int64_t b, const Sequence& s) {
   if (!p.bias || s.num_q == 0 || p.is_finished(b) || (p.skip_decode && s.num_q == 1)) return;
   for (const int axis : {1, 2})
-    expect(p.bias.shape[axis] >= s.seqlen_kv(), "sequence ", b, " has ", s.seqlen_kv(), " keys; bias.shape[", axis,
-           "] is ", p.bias.shape[axis], " and must be at least that");
+    expect(p.bias.shape[axis] >= s.seqlen_kv(), "sequence ", b, " has ", s.seqlen_kv(), " key", plural_s(s.seqlen_kv()),
+           "; bias.shape[", axis, "] is ", p.bias.shape[axis], " and must be at least that");
 }
 
 void validate_sequences(const Problem& p) {
@@ -73,15 +73,16 @@ void validate_sequences(const Problem& p) {
   make_sequences(p, sequences.data());
   for (int64_t b = 0; b < p.batch; ++b) {
     const Sequence& s = sequences[static_cast<size_t>(b)];
-    expect(s.num_q <= p.max_seqlen_q, "sequence ", b, " has ", s.num_q, " queries; max_seqlen_q is ", p.max_seqlen_q);
+    expect(s.num_q <= p.max_seqlen_q, "sequence ", b, " has ", s.num_q, s.num_q == 1 ? " query" : " queries",
+           "; max_seqlen_q is ", p.max_seqlen_q);
     validate_bias(p, b, s);
     if (p.sparse || !p.cache) continue;
     int64_t tokens = s.num_cached;
     if (p.prologue.append && !p.is_finished(b) && !(p.skip_decode && s.num_q == 1)) {
       tokens += s.num_dense;
       expect(p.cache.ring_capacity > 0 || tokens <= p.cache.capacity(), "sequence ", b, " has ", s.num_cached,
-             " cached and ", s.num_dense, " new tokens to append; the cache holds ", p.cache.capacity(),
-             " tokens of a sequence");
+             " cached and ", s.num_dense, " new token", plural_s(s.num_dense), " to append; the cache holds ",
+             p.cache.capacity(), " token", plural_s(p.cache.capacity()), " of a sequence");
     }
     if (p.cache.ring_capacity > 0) tokens = std::min(tokens, p.cache.ring_capacity);
     validate_pages(p, b, tokens);
@@ -90,7 +91,8 @@ void validate_sequences(const Problem& p) {
       const bool wrapped = p.cache.ring_capacity > 0 && s.num_cached > p.cache.ring_capacity;
       const int64_t shared = p.beam_prompt_length && !wrapped ? std::max<int64_t>(p.beam_prompt_length(b), 0) : 0;
       expect(retained <= p.cache_indirection.cols || shared >= retained, "cache_indirection has ",
-             p.cache_indirection.cols, " columns; sequence ", b, " has ", retained, " cached tokens");
+             p.cache_indirection.cols, " column", plural_s(p.cache_indirection.cols), "; sequence ", b, " has ",
+             retained, " cached token", plural_s(retained));
       for (int64_t t = shared; t < retained; ++t) {
         const int64_t beam = p.cache_indirection(b, t);
         expect(beam >= 0 && beam < p.beam_width, "cache_indirection[", b, "][", t, "] is ", beam, "; beam_width is ",
@@ -145,14 +147,14 @@ void validate_prologue(const Problem& p, const std::vector<Sequence>& sequences)
       if (!g.has_positions) {
         const int64_t position = s.position(i);
         expect(position < g.num_positions, "query ", i, " of sequence ", b, " is at position ", position,
-               "; prologue.rope_cos_sin has ", g.num_positions, " positions");
+               "; prologue.rope_cos_sin has ", g.num_positions, " position", plural_s(g.num_positions));
         continue;
       }
       for (int64_t c = 0; c < g.positions.cols; ++c) {
         const int64_t row = s.q_begin + i;
         const int64_t position = g.positions(row, c);
         expect(position >= 0 && position < g.num_positions, "prologue.positions[", row, "] is ", position,
-               "; prologue.rope_cos_sin has ", g.num_positions, " positions");
+               "; prologue.rope_cos_sin has ", g.num_positions, " position", plural_s(g.num_positions));
       }
     }
   }

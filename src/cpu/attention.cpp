@@ -109,7 +109,7 @@ class AttentionPlan final : public KernelPlan {
   size_t workspace_size() const override { return layout_.total; }
 
   std::string describe() const override {
-    return cat("kernel cpu_attention (", compute_.kernels->isa, ", ", threads_, threads_ == 1 ? " thread" : " threads",
+    return cat("kernel cpu_attention (", compute_.kernels->isa, ", ", threads_, " thread", plural_s(threads_),
                "), arithmetic ", compute_.tile == TileType::kBF16 ? "bf16 with fp32 sums" : "fp32",
                "; prefill tiles of up to ", rows_, " packed rows x ", kPrefillN, " keys, decode tiles of ", kDecodeN,
                " keys; ", limits_.max_partials > 0 ? "long sequences are split over the threads" : "no splits",

@@ -125,10 +125,10 @@ class CpuBackwardPlan final : public BackwardPlan {
   size_t workspace_size() const override { return workspace_; }
 
   std::string describe() const override {
-    return cat("kernel cpu_backward (", kernels_.isa, ", ", threads_, threads_ == 1 ? " thread" : " threads",
-               "), arithmetic ", bf16_ ? "bf16 with fp32 sums" : "fp32", "; tiles of ", kTileRows, " queries x ",
-               kTileKeys, " keys; dq with dk and dv of up to ", keys_, " keys at a time; workspace ", workspace_,
-               " bytes");
+    return cat("kernel cpu_backward (", kernels_.isa, ", ", threads_, " thread", plural_s(threads_), "), arithmetic ",
+               bf16_ ? "bf16 with fp32 sums" : "fp32", "; tiles of ", kTileRows, " queries x ", kTileKeys,
+               " keys; dq with dk and dv of up to ", keys_, " key", plural_s(keys_), " at a time; workspace ",
+               workspace_, " bytes");
   }
 
   void run(const BackwardProblem& p, void* workspace, void*) const override {

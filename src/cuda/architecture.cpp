@@ -20,10 +20,19 @@ constexpr const char* kFeatureNames[] = {"conversions of 8-bit floats",
                                          "wgmma"};
 static_assert(1u << (std::size(kFeatureNames) - 1) == ptx::kLastFeature, "a name for each feature");
 
-std::string known_names() {
-  std::string names;
-  for (const Architecture& a : kArchitectures) names += cat(names.empty() ? "" : ", ", a.name);
-  return names;
+bool runs(const Architecture& a, int capability) {
+  return a.specific ? a.capability == capability : a.capability <= capability;
+}
+
+// "sm_80, sm_86 or sm_87": those that a GPU of that capability runs.
+std::string names_for(int capability) {
+  std::string names, last;
+  for (const Architecture& a : kArchitectures) {
+    if (!runs(a, capability)) continue;
+    if (!last.empty()) names += cat(names.empty() ? "" : ", ", last);
+    last = a.name;
+  }
+  return names.empty() ? last : cat(names, " or ", last);
 }
 
 }  // namespace
@@ -48,6 +57,13 @@ const Architecture* find_architecture(const std::string& name) {
   return nullptr;
 }
 
+std::string unknown_architecture(const std::string& name) {
+  if (find_architecture(name) != nullptr) return "";
+  std::string names;
+  for (const Architecture& a : kArchitectures) names += cat(names.empty() ? "" : ", ", a.name);
+  return cat("ATTUNE_ARCH is '", name, "'; it must be one of ", names);
+}
+
 Target target_of(const Architecture& a) { return {a.name, a.capability, ptx::features_of(a.capability, a.specific)}; }
 
 Target own_target(int capability) {
@@ -64,14 +80,12 @@ Target portable_target() {
 }
 
 Target forced_target(const std::string& name, int capability, std::string* why) {
+  *why = unknown_architecture(name);
+  if (!why->empty()) return {};
   const Architecture* forced = find_architecture(name);
-  if (forced == nullptr) {
-    *why = cat("ATTUNE_ARCH is '", name, "'; it must be one of ", known_names());
-    return {};
-  }
-  if (forced->capability > capability || (forced->specific && forced->capability != capability)) {
+  if (!runs(*forced, capability)) {
     *why = cat("ATTUNE_ARCH names ", name, ", whose code a GPU of compute capability ", capability_text(capability),
-               " does not run");
+               " does not run; it may be ", names_for(capability));
     return {};
   }
   Target target = target_of(*forced);

@@ -56,6 +56,8 @@ std::string too_old(int capability);
 std::string capability_text(int capability);
 // The row of a name; null where there is none.
 const Architecture* find_architecture(const std::string& name);
+// Why ATTUNE_ARCH may not be that name; "" for the rows'.
+std::string unknown_architecture(const std::string& name);
 
 // Code for that architecture.
 Target target_of(const Architecture& architecture);

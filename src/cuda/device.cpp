@@ -126,6 +126,22 @@ std::string why_no_device() {
   return why.empty() ? "the NVIDIA driver finds no GPU" : why;
 }
 
+std::string wrong_architecture(const std::vector<DeviceInfo>& devices, const std::string& forced) {
+  if (forced.empty()) return "";
+  std::string fault = unknown_architecture(forced);
+  if (!fault.empty()) return fault;
+  for (const DeviceInfo& info : devices) {
+    if (info.usable()) return "";
+    const int capability = 10 * info.compute_major + info.compute_minor;
+    std::string refused;
+    forced_target(forced, capability, &refused);
+    if (fault.empty() && !refused.empty() && too_old(capability).empty()) fault = info.why_not;
+  }
+  return fault;
+}
+
+std::string wrong_architecture() { return wrong_architecture(devices(), environment("ATTUNE_ARCH")); }
+
 Context primary_context(int32_t ordinal) {
   PrimaryContexts& contexts = primary_contexts();
   if (ordinal >= 0 && ordinal < kMaxDevices) {

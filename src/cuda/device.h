@@ -33,6 +33,10 @@ const std::vector<DeviceInfo>& devices();
 const DeviceInfo& require_device(int32_t ordinal);
 // One sentence on why no CUDA device can be used; "" if one can.
 std::string why_no_device();
+// One sentence on what is wrong with ATTUNE_ARCH: it is unknown, or leaves no GPU where there is one; else "".
+std::string wrong_architecture();
+// For it and its tests: with that value of ATTUNE_ARCH.
+std::string wrong_architecture(const std::vector<DeviceInfo>& devices, const std::string& forced);
 
 // The primary context of a usable device: created on first use, kept for the life of the process.
 Context primary_context(int32_t ordinal);

@@ -13,6 +13,7 @@ namespace {
 using GetProcAddress = Result (*)(const char* symbol, void** function, int32_t version, uint64_t flags,
                                   int32_t* status);
 
+constexpr char kNoGpu[] = "the NVIDIA driver finds no GPU";
 constexpr uint64_t kLegacyStream = 1;  // a NULL stream is the legacy default stream
 
 GetProcAddress g_get_proc_address = nullptr;
@@ -26,7 +27,7 @@ void* find_in_libcuda(const char* name, int version) {
 
 struct Opened {
   Driver table{};
-  bool works = false;
+  bool works = false, is_there = false;
   std::string why;
 };
 
@@ -40,6 +41,7 @@ Opened open() {
     opened.why = cat("no NVIDIA driver: ", error != nullptr ? error : "libcuda.so.1 cannot be opened");
     return opened;
   }
+  opened.is_there = true;
   // This name came with CUDA 12.0.
   g_get_proc_address = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress_v2"));
   if (g_get_proc_address == nullptr) {
@@ -85,7 +87,7 @@ bool load_driver(FindFunction find, Driver* table, std::string* why) {
   ATTUNE_CUDA_DRIVER_FUNCTIONS(ATTUNE_CUDA_FIND)
 #undef ATTUNE_CUDA_FIND
   if (const Result result = table->cuInit(0); result != kSuccess) {
-    *why = result == kErrorNoDevice ? std::string("the NVIDIA driver finds no GPU (CUDA_ERROR_NO_DEVICE)")
+    *why = result == kErrorNoDevice ? cat(kNoGpu, " (CUDA_ERROR_NO_DEVICE)")
                                     : cat("the NVIDIA driver does not start: ", error_text(*table, result));
     return false;
   }
@@ -102,6 +104,11 @@ const Driver& require_driver() {
   const Opened& o = opened();
   if (!o.works) fail(ATTUNE_DEVICE_ERROR, o.why);
   return o.table;
+}
+
+bool driver_fails() {
+  const Opened& o = opened();
+  return o.is_there && !o.works && !o.why.starts_with(kNoGpu);
 }
 
 std::string error_text(const Driver& driver, Result result) {

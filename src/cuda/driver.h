@@ -83,6 +83,9 @@ const Driver* driver(std::string* why);
 // The same, or Failure(ATTUNE_DEVICE_ERROR) with that sentence.
 const Driver& require_driver();
 
+// Whether there is a driver that does not work, for another reason than that it finds no GPU.
+bool driver_fails();
+
 // Throws Failure (ATTUNE_OUT_OF_MEMORY or ATTUNE_DEVICE_ERROR) unless result is success. what: "cuMemAlloc of 12
 // bytes".
 void check(Result result, const char* what);

@@ -35,8 +35,9 @@ std::string describe_bundle(const cuda::ImageFinder::Options& options) {
   std::string why = "there is no file " + path;
   const auto bundle = path.empty() ? nullptr : cuda::Bundle::open(path, &why);
   if (bundle == nullptr) return path.empty() ? "none" : cat("none (", why, ")");
-  return cat(path, ", ", bundle->size(), " modules by NVRTC ", bundle->compiler_major(), ".", bundle->compiler_minor(),
-             bundle->compiler_major() > options.driver_major ? ", not used: newer than the driver" : "");
+  return cat(path, ", ", bundle->size(), " module", plural_s(static_cast<int64_t>(bundle->size())), " by NVRTC ",
+             bundle->compiler_major(), ".", bundle->compiler_minor(),
+             bundle->compiler_major() > options.driver_major() ? ", not used: newer than the driver" : "");
 }
 
 }  // namespace
@@ -99,12 +100,12 @@ std::string describe_cuda() {
                              : "not used: " + gpu.why_not,
                 "\n");
   }
-  constexpr int kNewest = 99;  // without a driver any version of the compiler will do
-  const int major = driver != nullptr ? driver->version / 1000 : kNewest;
-  const cuda::ImageFinder::Options options = cuda::ImageFinder::default_options(major);
-  const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(major, &why);
-  const std::string compiler =
-      nvrtc != nullptr ? cat("NVRTC ", nvrtc->version(), ", ", nvrtc->path()) : cat("none (", why, ")");
+  const cuda::ImageFinder::Options options =
+      cuda::ImageFinder::default_options(driver != nullptr ? driver->version : 1000 * cuda::kAnyMajor);
+  const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(options.driver_major(), &why);
+  const std::string compiler = nvrtc != nullptr
+                                   ? cat("NVRTC ", nvrtc->version(), ", ", nvrtc->path())
+                                   : cat("none (", why, "; ", cuda::nvrtc_advice(options.driver_major()), ")");
   text += cat("bundle: ", describe_bundle(options), "\n");
   text += cat("disk cache: ", options.cache_directory.empty() ? "none" : options.cache_directory, "\n");
   text += cat("compiler: ", options.may_compile ? compiler : "off (ATTUNE_JIT); " + compiler, "\n");

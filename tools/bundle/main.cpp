@@ -49,12 +49,17 @@ void write(const std::string& path, const std::string& text) {
   if (!file) throw std::runtime_error("cannot write " + path);
 }
 
+const attune::cuda::Nvrtc* require_nvrtc() {
+  std::string why;
+  const attune::cuda::Nvrtc* nvrtc = attune::cuda::find_nvrtc(attune::cuda::kAnyMajor, &why);
+  if (nvrtc == nullptr) throw std::runtime_error(why + "; " + attune::cuda::nvrtc_advice(attune::cuda::kAnyMajor));
+  return nvrtc;
+}
+
 // ledger_path: of a sample, else "".
 int build(const std::string& ledger_path, const std::string& bundle_path, const std::string& report_path,
           const std::vector<std::string>& manifests) {
-  std::string why;
-  const attune::cuda::Nvrtc* nvrtc = attune::cuda::find_nvrtc(99, &why);
-  if (nvrtc == nullptr) throw std::runtime_error(why);
+  const attune::cuda::Nvrtc* nvrtc = require_nvrtc();
   std::vector<attune::bundle::ManifestEntry> manifest;
   for (const std::string& path : manifests) {
     const auto more = attune::bundle::parse_manifest(read(path));
@@ -96,9 +101,7 @@ int check(const std::string& report_path, const std::string& ledger_path) {
 }
 
 int portable(const std::string& verb, const std::string& models, const std::string& ledger_path) {
-  std::string why;
-  const attune::cuda::Nvrtc* nvrtc = attune::cuda::find_nvrtc(99, &why);
-  if (nvrtc == nullptr) throw std::runtime_error(why);
+  const attune::cuda::Nvrtc* nvrtc = require_nvrtc();
   std::vector<std::string> faults;
   const std::optional<std::string> old = attune::cuda::read_file(ledger_path);
   const Ledger known = verb == "check" || old ? attune::bundle::parse_ledger(read(ledger_path)) : Ledger();

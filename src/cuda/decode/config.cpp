@@ -143,7 +143,8 @@ std::string no_clusters(const Problem& p, const DeviceShape& device, int64_t out
   if (p.batch_invariant) return "batch_invariant";
   if (p.max_seqlen_kv > kClusterKeys) return cat("max_seqlen_kv is ", p.max_seqlen_kv, ", more than ", kClusterKeys);
   if (2 * output_tiles > device.num_sms)
-    return cat(output_tiles, " output tiles on ", device.num_sms, " multiprocessors, two for each are needed");
+    return cat(output_tiles, " output tile", plural_s(output_tiles), " on ", device.num_sms,
+               " multiprocessors, two for each are needed");
   return "";
 }
 

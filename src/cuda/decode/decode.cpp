@@ -32,9 +32,11 @@ class DecodePlan final : public KernelPlan {
   size_t workspace_size() const override { return config_.workspace_bytes(); }
 
   std::string describe() const override {
-    return cat("kernel cuda_decode: ", config_.warps, " warps x 16 keys, ", config_.rows(), " packed rows, ",
-               config_.stages, " stages, ", config_.blocks_per_sm, " blocks a multiprocessor, ", main_->num_regs,
-               " registers, ", config_.shared_bytes(), " bytes of shared memory; ", config_.blocks, " blocks",
+    return cat("kernel cuda_decode: ", config_.warps, " warp", plural_s(config_.warps), " x 16 keys, ", config_.rows(),
+               " packed row", plural_s(config_.rows()), ", ", config_.stages, " stage", plural_s(config_.stages), ", ",
+               config_.blocks_per_sm, " block", plural_s(config_.blocks_per_sm), " a multiprocessor, ", main_->num_regs,
+               " registers, ", config_.shared_bytes(), " bytes of shared memory; ", config_.blocks, " block",
+               plural_s(config_.blocks),
                config_.cluster > 0 ? " in clusters" : cat(", no clusters (", config_.no_clusters, ")"), "; workspace ",
                config_.workspace_bytes(), " bytes");
   }

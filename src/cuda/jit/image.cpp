@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "core/status.h"
+#include "cuda/driver.h"
 #include "cuda/jit/environment.h"
 #include "cuda/jit/nvrtc.h"
 
@@ -35,6 +36,14 @@ std::string module_name(const ModuleSpec& spec) {
   std::string name = spec.source;
   for (const auto& [macro, value] : sorted(spec.defines)) name += cat(" ", macro, "=", value);
   return name;
+}
+
+std::string short_module_name(const ModuleSpec& spec) {
+  constexpr size_t kShown = 3;
+  if (spec.defines.size() <= kShown + 1) return module_name(spec);
+  const Defines all = sorted(spec.defines);
+  return cat(module_name({spec.source, {all.begin(), all.begin() + kShown}, spec.target}), " and ", all.size() - kShown,
+             " more macros");
 }
 
 std::vector<std::string> compiler_options(const ModuleSpec& spec) {
@@ -66,23 +75,27 @@ bool jit_enabled() {
   return true;
 }
 
-ImageFinder::Options ImageFinder::default_options(int driver_major) {
-  return {default_bundle_path(), default_cache_directory(), jit_enabled(), driver_major};
+ImageFinder::Options ImageFinder::default_options(int driver_version) {
+  return {default_bundle_path(), default_cache_directory(), jit_enabled(), driver_version};
 }
 
 ImageFinder::ImageFinder(Options options) : options_(std::move(options)), cache_(options_.cache_directory) {}
 
 const Bundle* ImageFinder::bundle() {
   std::call_once(bundle_once_, [&] {
+    no_bundle_ = "there is no kernel bundle";
     if (options_.bundle_path.empty()) return;
     std::string why;
     bundle_ = Bundle::open(options_.bundle_path, &why);
-    if (bundle_ != nullptr && bundle_->compiler_major() > options_.driver_major) {
+    if (bundle_ != nullptr && bundle_->compiler_major() > options_.driver_major()) {
       why = cat("the kernel bundle ", options_.bundle_path, " was made with CUDA ", bundle_->compiler_major(), ".",
-                bundle_->compiler_minor(), " and the driver supports CUDA ", options_.driver_major, "; it is not used");
+                bundle_->compiler_minor(), " and this driver supports CUDA ", version_text(options_.driver_version),
+                ": it is not used");
+      newer_bundle_ = bundle_->compiler_major();
       bundle_.reset();
     }
     if (!why.empty()) log_message(ATTUNE_LOG_WARNING, why);
+    no_bundle_ = why.empty() ? cat(no_bundle_, " ", options_.bundle_path) : why;
   });
   return bundle_.get();
 }
@@ -98,7 +111,23 @@ bool ImageFinder::bundles(const Target& target) {
 
 bool ImageFinder::can_compile() const {
   std::string why;
-  return options_.may_compile && find_nvrtc(options_.driver_major, &why) != nullptr;
+  return options_.may_compile && find_nvrtc(options_.driver_major(), &why) != nullptr;
+}
+
+std::string ImageFinder::why_not(bool without_bundle, const Nvrtc* nvrtc, const std::string& absent) {
+  std::string why = bundle() == nullptr ? no_bundle_
+                    : without_bundle ? cat("the driver does not load the kernel from the bundle ", options_.bundle_path)
+                                     : cat("the kernel is not in the bundle ", options_.bundle_path);
+  if (nvrtc == nullptr && options_.may_compile) why += cat("; ", absent, "; ", nvrtc_advice(options_.driver_major()));
+  // The names of what the disk cache holds have the version of NVRTC: without it nothing is looked up.
+  if (nvrtc != nullptr && !options_.cache_directory.empty())
+    why += cat("; the kernel is not in the disk cache (", options_.cache_directory, ")");
+  if (!options_.may_compile) {
+    why += "; ATTUNE_JIT=off forbids compiling; set ATTUNE_JIT=on";
+    if (nvrtc == nullptr) why += cat(", with NVRTC: ", nvrtc_advice(options_.driver_major()));
+  }
+  if (newer_bundle_ > 0) why += cat("; or install a driver of CUDA ", newer_bundle_, " or newer");
+  return why;
 }
 
 Image ImageFinder::find(const ModuleSpec& wanted, bool without_bundle, bool without_cache) {
@@ -117,7 +146,7 @@ Image ImageFinder::find(const ModuleSpec& wanted, bool without_bundle, bool with
 
   // The version of the compiler is part of the name of what it compiled.
   std::string why;
-  const Nvrtc* nvrtc = find_nvrtc(options_.driver_major, &why);
+  const Nvrtc* nvrtc = find_nvrtc(options_.driver_major(), &why);
   if (nvrtc != nullptr && nvrtc->restrict(&spec.target)) {
     options = compiler_options(spec);
     key = module_key(unit, options);
@@ -131,11 +160,9 @@ Image ImageFinder::find(const ModuleSpec& wanted, bool without_bundle, bool with
       return image;
     }
   }
-  if (!options_.may_compile) why = "ATTUNE_JIT=off forbids compiling it";
-  if (!why.empty()) {
-    fail(ATTUNE_DEVICE_ERROR, "the kernel ", module_name(spec), " is in neither the bundle (",
-         options_.bundle_path.empty() ? std::string("there is none") : options_.bundle_path, ") nor the disk cache (",
-         options_.cache_directory.empty() ? std::string("there is none") : options_.cache_directory, "), and ", why);
+  if (nvrtc == nullptr || !options_.may_compile) {
+    log_message(ATTUNE_LOG_INFO, cat("there is no code for ", module_name(spec)));
+    fail(ATTUNE_DEVICE_ERROR, why_not(without_bundle, nvrtc, why), "; the kernel is ", short_module_name(spec));
   }
 
   const auto start = std::chrono::steady_clock::now();
@@ -152,7 +179,7 @@ Image ImageFinder::find(const ModuleSpec& wanted, bool without_bundle, bool with
 
 ImageFinder& the_image_finder(int driver_version) {
   // Never destroyed: kernels point into its bundle.
-  static ImageFinder& finder = *new ImageFinder(ImageFinder::default_options(driver_version / 1000));
+  static ImageFinder& finder = *new ImageFinder(ImageFinder::default_options(driver_version));
   return finder;
 }
 

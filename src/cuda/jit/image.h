@@ -23,7 +23,8 @@ struct ModuleSpec {
   Defines defines;
   Target target = {};
 };
-std::string module_name(const ModuleSpec& spec);  // "decode/decode.cu GROUP=8 HEAD_DIM=128"
+std::string module_name(const ModuleSpec& spec);        // "decode/decode.cu GROUP=8 HEAD_DIM=128"
+std::string short_module_name(const ModuleSpec& spec);  // "decode/decode.cu GROUP=8 HEAD_DIM=128 .. and 9 more macros"
 
 // The compiler's options: architecture, language, ATTUNE_NVRTC_FLAGS, the defines sorted by name.
 std::vector<std::string> compiler_options(const ModuleSpec& spec);
@@ -31,6 +32,8 @@ std::vector<std::string> compiler_options(const ModuleSpec& spec);
 Digest module_key(const SourceUnit& unit, const std::vector<std::string>& options);
 // The disk cache's key: the same with the compiler's version.
 Digest cache_key(const Digest& module, const std::string& compiler_version);
+
+class Nvrtc;
 
 struct Image {
   std::string owned;         // machine code or PTX, or
@@ -46,10 +49,11 @@ class ImageFinder {
   struct Options {
     std::string bundle_path, cache_directory;
     bool may_compile = true;
-    int driver_major = 0;  // newest CUDA whose machine code can be loaded
+    int driver_version = 0;  // newest CUDA whose machine code can be loaded: 12080 is 12.8
+    int driver_major() const { return driver_version / 1000; }
   };
   // From the environment: ATTUNE_BUNDLE, ATTUNE_CACHE_DIR, ATTUNE_JIT (read once, by the first kernel).
-  static Options default_options(int driver_major);
+  static Options default_options(int driver_version);
 
   explicit ImageFinder(Options options);
 
@@ -58,22 +62,26 @@ class ImageFinder {
   // Whether there is a compiler that may be used.
   bool can_compile() const;
 
-  // Failure(ATTUNE_DEVICE_ERROR): not at hand, and may not or cannot be compiled; says which and why. ATTUNE_INTERNAL:
-  // does not compile. An origin in without is not looked at: its code was tried and did not load.
+  // Failure(ATTUNE_DEVICE_ERROR): not at hand, and may not or cannot be compiled; says why, what helps, and which.
+  // ATTUNE_INTERNAL: does not compile. An origin in without is not looked at: its code was tried and did not load.
   Image find(const ModuleSpec& spec, bool without_bundle = false, bool without_cache = false);
 
   DiskCache& disk_cache() { return cache_; }
 
  private:
   const Bundle* bundle();
+  // Why a kernel comes from nowhere, and what helps. nvrtc: null where there is none, which `absent` says.
+  std::string why_not(bool without_bundle, const Nvrtc* nvrtc, const std::string& absent);
 
   Options options_;
   DiskCache cache_;
   std::once_flag bundle_once_;
   std::unique_ptr<Bundle> bundle_;
+  std::string no_bundle_;  // why bundle_ is null
+  int newer_bundle_ = 0;   // the major version of CUDA of a bundle that the driver is too old for
 };
 
-// That of the process, with default_options() of the driver's CUDA version (12080: 12.8) that it was first called with.
+// That of the process, with default_options() of the driver's version that it was first called with.
 ImageFinder& the_image_finder(int driver_version);
 
 // "on" and "off" (any case) of ATTUNE_JIT; anything else is on, with a warning.

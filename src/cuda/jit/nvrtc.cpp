@@ -204,13 +204,19 @@ const Nvrtc* find_nvrtc(int max_major, std::string* why) {
     if (result.nvrtc != nullptr) {
       result.why.clear();
     } else {
-      result.why = !newer.empty() ? newer
-                                  : cat("NVRTC was not found (", result.why,
-                                        "); pip install nvidia-cuda-nvrtc, or set ATTUNE_NVRTC");
+      result.why = !newer.empty() ? newer : cat("NVRTC was not found (", result.why, ")");
     }
   }
   if (why != nullptr) *why = result.why;
   return result.nvrtc.get();
+}
+
+std::string nvrtc_advice(int max_major) {
+  // PyPI's names: CUDA 12 has a package of its own, and the other is of the newest.
+  const std::string package = max_major == 12          ? "nvidia-cuda-nvrtc-cu12"
+                              : max_major >= kAnyMajor ? "nvidia-cuda-nvrtc"
+                                                       : cat("'nvidia-cuda-nvrtc==", max_major, ".*'");
+  return cat("pip install ", package, ", or set ATTUNE_NVRTC");
 }
 
 }  // namespace attune::cuda

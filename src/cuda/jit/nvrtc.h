@@ -46,7 +46,12 @@ class Nvrtc {
 std::vector<std::string> nvrtc_candidates();
 
 // The first of them whose major version is at most max_major: a driver does not load the code of a newer major version.
-// Found once for each max_major; null and one sentence in *why (may be null) where there is none.
+// Found once for each max_major; null and why in *why (may be null) where there is none.
 const Nvrtc* find_nvrtc(int max_major, std::string* why);
+// How to get one that such a driver loads code of: "pip install nvidia-cuda-nvrtc-cu12, or set ATTUNE_NVRTC".
+std::string nvrtc_advice(int max_major);
+
+// Of find_nvrtc where there is no driver, so that any version will do.
+inline constexpr int kAnyMajor = 99;
 
 }  // namespace attune::cuda

@@ -39,9 +39,11 @@ class MixedPlan final : public KernelPlan {
   size_t workspace_size() const override { return workspace_size_; }
 
   std::string describe() const override {
+    const int most = configs_.steps.beside.max_decode_q;
     return cat("kernel cuda_mixed: ", workspace_size_ > rows_begin_ ? "prologue in a launch before; " : "",
-               "workspace ", workspace_size_, " bytes\nsequences of 1 to ", configs_.steps.beside.max_decode_q,
-               " queries: ", decode_->describe(), "\nall others: ", prompts_->describe());
+               "workspace ", workspace_size_, " bytes\nsequences of ",
+               most == 1 ? std::string("1 query") : cat("1 to ", most, " queries"), ": ", decode_->describe(),
+               "\nall others: ", prompts_->describe());
   }
 
   void schedule(const Problem& p, void* workspace, void* stream) const override {

@@ -27,10 +27,11 @@ class MlaPlan final : public attention::WorkTilePlan {
   std::string describe() const override {
     static constexpr const char* kHow[] = {"TMA boxes", "rows gathered by cp.async", "rows of 656 bytes dequantized",
                                            "rows of 584 bytes dequantized", "cached rows by bulk copies"};
-    return cat("kernel ", name(), ": ", config_.tokens_of_tile, " tokens of ", config_.heads_of_tile, " heads x ",
-               config_.keys, " keys, ", kHow[config_.m16 || config_.swap_ab ? 4 : config_.producer],
-               config_.sparse ? " by lists, " : ", ", kernel(0).num_regs, " registers, ", config_.shared_bytes(),
-               " bytes of shared memory; ", config_.blocks, config_.cluster > 1 ? " blocks in pairs; " : " blocks; ",
+    return cat("kernel ", name(), ": ", config_.tokens_of_tile, " token", plural_s(config_.tokens_of_tile), " of ",
+               config_.heads_of_tile, " head", plural_s(config_.heads_of_tile), " x ", config_.keys, " keys, ",
+               kHow[config_.m16 || config_.swap_ab ? 4 : config_.producer], config_.sparse ? " by lists, " : ", ",
+               kernel(0).num_regs, " registers, ", config_.shared_bytes(), " bytes of shared memory; ", config_.blocks,
+               " block", plural_s(config_.blocks), config_.cluster > 1 ? " in pairs; " : "; ",
                prepares() ? "prologue in a launch before; " : "", "workspace ", workspace_size(), " bytes");
   }
 

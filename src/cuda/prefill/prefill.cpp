@@ -24,11 +24,12 @@ class PrefillPlan final : public attention::WorkTilePlan {
                                    info.num_sms, max_decode_q)) {}
 
   std::string describe() const override {
-    return cat("kernel ", name(), ": ", config_.rows, " packed rows of ", config_.heads_of_tile, " heads x ",
-               config_.keys, " keys, ", config_.stages, " stages, ", kernel(0).num_regs, " registers, ",
-               config_.shared_bytes(), " bytes of shared memory; ", config_.blocks,
-               config_.cluster > 1 ? " blocks in pairs; " : " blocks; ",
-               prepares() ? "q, k and v by a launch before; " : "", "workspace ", workspace_size(), " bytes");
+    return cat("kernel ", name(), ": ", config_.rows, " packed rows of ", config_.heads_of_tile, " head",
+               plural_s(config_.heads_of_tile), " x ", config_.keys, " keys, ", config_.stages, " stage",
+               plural_s(config_.stages), ", ", kernel(0).num_regs, " registers, ", config_.shared_bytes(),
+               " bytes of shared memory; ", config_.blocks, " block", plural_s(config_.blocks),
+               config_.cluster > 1 ? " in pairs; " : "; ", prepares() ? "q, k and v by a launch before; " : "",
+               "workspace ", workspace_size(), " bytes");
   }
 
  private:
