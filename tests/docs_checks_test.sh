@@ -15,6 +15,8 @@ clean_tree() {
   # shellcheck disable=SC2016  # the backquotes are Markdown
   printf '# Title\nSee `src/a.cpp`, `src/*.cpp` and [page](docs/page.md#a-part-twice). `a/b` is a ratio.\n' >"$tree/README.md"
   printf '# Page\n[up](../README.md), [out](https://example.org)\n## A part, twice\n' >"$tree/docs/page.md"
+  mkdir -p "$tree/tools/docs"
+  printf 'site_name: A\nnav:\n  - A: README.md\n  - Inside:\n      - Page: docs/page.md\n      - All: docs/all/index.md\n' >"$tree/tools/docs/mkdocs.yml"
 }
 
 # expect pass|fail NAME CHECK
@@ -109,6 +111,12 @@ link fail "heading in a code block" '[x](#y)\n```\n# y\n```'
 link pass "heading of the page" '[x](#page) and [y](../README.md#title)'
 # shellcheck disable=SC2016
 link pass "link in a code block" '```\n[x](missing.md)\n```'
+clean_tree && printf '# Other\n' >"$tree/docs/other.md"
+expect fail "page that the navigation omits" check_links.py
+clean_tree && mkdir "$tree/docs/all" && printf '# Other\n' >"$tree/docs/all/other.md"
+expect pass "page of a folder whose list the navigation has" check_links.py
+clean_tree && mkdir -p "$tree/tests/cases" && printf '# Cases\n' >"$tree/tests/cases/README.md"
+expect pass "page beside tests" check_links.py
 clean_tree && rm "$tree/docs/page.md"
 expect fail "page that the header names" check_paths.sh
 exit $failed
