@@ -85,6 +85,19 @@ expect fail "a kernel's page of long lines" check_sources.sh
 kernel_page 150 300 '|'
 expect pass "a kernel's page with a wide table" check_sources.sh
 
+clean_tree && for _ in {1..178}; do echo >>"$tree/README.md"; done
+expect pass "README of 180 lines" check_sources.sh
+echo >>"$tree/README.md"
+expect fail "README of 181 lines" check_sources.sh
+changes() { # pass|fail NAME TEXT: of CHANGELOG.md
+  clean_tree && printf '%b\n' "$3" >"$tree/CHANGELOG.md"
+  expect "$1" "$2" check_sources.sh
+}
+changes pass "entries of two lines" '# Changes\n\ntext\n\n* a\n  b\n* c\n  d\n\n* e'
+changes fail "entry of three lines" '* a\n  b\n  c'
+changes pass "entry of 120 columns" "* $(printf '%118s' x)"
+changes fail "entry of 121 columns" "* $(printf '%119s' x)"
+
 # shellcheck disable=SC2016
 clean_tree && printf '`src/missing.cpp`\n' >>"$tree/README.md"
 expect fail "missing file in a span" check_paths.sh
