@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/benchmarks.md from the tables of bench/results: every case that another library was timed beside, losses first.
+"""Writes docs/benchmarks.md, and the plot on it, from the tables of bench/results: every case that another library was timed beside,
+losses first.
 
-usage: bench/benchmarks_page.py           writes the page
-       bench/benchmarks_page.py --check   fails if it is not what the results give
+usage: bench/benchmarks_page.py           writes the page and the plot
+       bench/benchmarks_page.py --check   fails if one is not what the results give
 """
 
 import pathlib
@@ -13,10 +14,11 @@ import sys
 from dataclasses import dataclass
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "bench")]
 from check_links import anchor  # noqa: E402
+from ratio_plot import strip_plot  # noqa: E402
 
-PAGE = ROOT / "docs/benchmarks.md"
+PAGE, PLOT = ROOT / "docs/benchmarks.md", ROOT / "docs/benchmarks.svg"
 EQUAL = 0.03  # what two runs of one build may differ by on a quiet card; the results have up to 0.09 at the power limit
 
 
@@ -107,16 +109,19 @@ def number(value):
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def groups(found):
+    """(label, cases) of each peer and section."""
+    for peer, section in dict.fromkeys((case.peer, case.table.section) for case in found):
+        yield f"{peer}: {section.split(',')[0]}", [case for case in found if (case.peer, case.table.section) == (peer, section)]
+
+
 def summary(found):
     yield "| beside | cases | faster | the same | slower | median | from | to |"
     yield "|---|---|---|---|---|---|---|---|"
-    groups = dict.fromkeys((case.peer, case.table.section) for case in found)
-    for peer, section in groups:
-        ratios = [case.ratio for case in found if (case.peer, case.table.section) == (peer, section)]
+    for label, members in groups(found):
+        ratios, table = [case.ratio for case in members], members[0].table
         faster, slower = sum(r > 1 + EQUAL for r in ratios), sum(r < 1 - EQUAL for r in ratios)
-        file = next(case.table.file for case in found if case.table.section == section)
-        what = f"[{peer}: {section.split(',')[0]}](../bench/results/{file}#{anchor(section)})"
-        yield (f"| {what} | {len(ratios)} | {faster} | {len(ratios) - faster - slower} | {slower} | {statistics.median(ratios):.2f} "
+        yield (f"| [{label}](../bench/results/{table.file}#{anchor(table.section)}) | {len(ratios)} | {faster} | {len(ratios) - faster - slower} | {slower} | {statistics.median(ratios):.2f} "
                f"| {min(ratios):.2f} | {max(ratios):.2f} |")
 
 
@@ -140,8 +145,12 @@ def slow_decode():
         yield "| " + " | ".join(cells) + " |"
 
 
-def page():
-    found = list(cases())
+def plot(found):
+    return strip_plot("How many times as fast Attune is, a dot a case", EQUAL,
+                      [(label, [(case.name, case.ratio) for case in members]) for label, members in groups(found)])
+
+
+def page(found):
     lost = sorted((case for case in found if case.ratio < 1 - EQUAL), key=lambda case: case.ratio)
     rest = [case for case in found if case.ratio >= 1 - EQUAL]
     return "\n".join([
@@ -152,7 +161,9 @@ def page():
         "Every case in which another library was timed beside Attune, on the same machine in the same session. The results, with shapes,",
         "commits and commands: [bench/results/h200.md](../bench/results/h200.md), [bench/results/zen5.md](../bench/results/zen5.md),",
         "[bench/results/emerald-rapids.md](../bench/results/emerald-rapids.md); a selection: [speed.md](speed.md).",
-        "`python3 bench/benchmarks_page.py` makes this page of them, and a test fails where it is not theirs.",
+        "`python3 bench/benchmarks_page.py` makes this page and its plot of them, and a test fails where one is not theirs.",
+        "",
+        "![How many times as fast Attune is in each case, by the library beside it](benchmarks.svg)",
         "",
         f"\"Times as fast\" is above 1 where Attune is faster. From {1 - EQUAL:.2f} to {1 + EQUAL:.2f} counts as the same: clocks move that much.",
         "Prompts are timed by `run_scheduled()`, as all layers of a step but the first one run. Calls of side_by_side.py are no graphs: one",
@@ -176,12 +187,12 @@ def page():
 
 
 def main():
-    text = page()
-    if sys.argv[1:] == ["--check"]:
-        if not PAGE.exists() or PAGE.read_text() != text:
-            sys.exit("docs/benchmarks.md is not what bench/results give: run bench/benchmarks_page.py")
-    else:
-        PAGE.write_text(text)
+    found = list(cases())
+    for file, text in ((PAGE, page(found)), (PLOT, plot(found))):
+        if sys.argv[1:] != ["--check"]:
+            file.write_text(text)
+        elif not file.exists() or file.read_text() != text:
+            sys.exit(f"{file.relative_to(ROOT)} is not what bench/results give: run bench/benchmarks_page.py")
 
 
 if __name__ == "__main__":

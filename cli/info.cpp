@@ -90,7 +90,7 @@ std::optional<std::pair<int64_t, int64_t>> parse_range(const std::string& text) 
   return range;
 }
 
-// What the kernels of a device type take of an axis together: each value once, ranges as the widest.
+// What a device type's kernels take of an axis together: each value once; the widest range, then numbers beyond it.
 std::string union_of(const std::vector<Axes>& kernels, const std::string& name) {
   std::vector<std::string> values;
   std::optional<std::pair<int64_t, int64_t>> widest;
@@ -107,8 +107,14 @@ std::string union_of(const std::vector<Axes>& kernels, const std::string& name) 
     for (std::string value; std::getline(list >> std::ws, value, ',');)
       if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
   }
-  if (widest) return fmt::format("{}..{}", widest->first, widest->second);
   std::sort(values.begin(), values.end());
+  if (widest) {
+    const auto within = [&](const std::string& number) {
+      return parse_range(number + ".." + number).value_or(*widest).second <= widest->second;
+    };
+    values.erase(std::remove_if(values.begin(), values.end(), within), values.end());
+    values.insert(values.begin(), fmt::format("{}..{}", widest->first, widest->second));
+  }
   return fmt::format("{}", fmt::join(values, ", "));
 }
 

@@ -235,6 +235,10 @@ class Tables(CliTest):
         whole = " ".join(line.strip() for line in lines[at : at + 2])
         self.assertIn("KV source     dense, paged cache, contiguous cache, cache + new tokens, sparse slots, ", whole)
 
+    def test_features_do_not_join_ranges_with_a_gap(self):
+        rows = dict(re.findall(r"^\| (head_dim_\w+) \| (.*) \|$", attune("info", "--features").stdout, re.M))
+        self.assertEqual(rows, {"head_dim_qk": "1..576 | 1..256, 512, 576", "head_dim_v": "1..576 | 1..256, 512"})
+
     def test_long_names_have_lines_of_their_own(self):
         for cases, own in ("^bench/(decode_4k/bf16|sparse_2k)$", False), ("(mla_decode_4k/bf16|sparse_2k)$", True):
             lines = self.lines("bench", "--filter", cases, "--reps", "1", "--no-check", "--no-ceilings")

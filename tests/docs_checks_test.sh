@@ -15,6 +15,8 @@ clean_tree() {
   # shellcheck disable=SC2016  # the backquotes are Markdown
   printf '# Title\nSee `src/a.cpp`, `src/*.cpp` and [page](docs/page.md#a-part-twice). `a/b` is a ratio.\n' >"$tree/README.md"
   printf '# Page\n[up](../README.md), [out](https://example.org)\n## A part, twice\n' >"$tree/docs/page.md"
+  mkdir -p "$tree/tools/docs"
+  printf 'site_name: A\nnav:\n  - A: README.md\n  - Inside:\n      - Page: docs/page.md\n      - All: docs/all/index.md\n' >"$tree/tools/docs/mkdocs.yml"
 }
 
 # expect pass|fail NAME CHECK
@@ -83,6 +85,19 @@ expect fail "a kernel's page of long lines" check_sources.sh
 kernel_page 150 300 '|'
 expect pass "a kernel's page with a wide table" check_sources.sh
 
+clean_tree && for _ in {1..178}; do echo >>"$tree/README.md"; done
+expect pass "README of 180 lines" check_sources.sh
+echo >>"$tree/README.md"
+expect fail "README of 181 lines" check_sources.sh
+changes() { # pass|fail NAME TEXT: of CHANGELOG.md
+  clean_tree && printf '%b\n' "$3" >"$tree/CHANGELOG.md"
+  expect "$1" "$2" check_sources.sh
+}
+changes pass "entries of two lines" '# Changes\n\ntext\n\n* a\n  b\n* c\n  d\n\n* e'
+changes fail "entry of three lines" '* a\n  b\n  c'
+changes pass "entry of 120 columns" "* $(printf '%118s' x)"
+changes fail "entry of 121 columns" "* $(printf '%119s' x)"
+
 # shellcheck disable=SC2016
 clean_tree && printf '`src/missing.cpp`\n' >>"$tree/README.md"
 expect fail "missing file in a span" check_paths.sh
@@ -109,6 +124,12 @@ link fail "heading in a code block" '[x](#y)\n```\n# y\n```'
 link pass "heading of the page" '[x](#page) and [y](../README.md#title)'
 # shellcheck disable=SC2016
 link pass "link in a code block" '```\n[x](missing.md)\n```'
+clean_tree && printf '# Other\n' >"$tree/docs/other.md"
+expect fail "page that the navigation omits" check_links.py
+clean_tree && mkdir "$tree/docs/all" && printf '# Other\n' >"$tree/docs/all/other.md"
+expect pass "page of a folder whose list the navigation has" check_links.py
+clean_tree && mkdir -p "$tree/tests/cases" && printf '# Cases\n' >"$tree/tests/cases/README.md"
+expect pass "page beside tests" check_links.py
 clean_tree && rm "$tree/docs/page.md"
 expect fail "page that the header names" check_paths.sh
 exit $failed

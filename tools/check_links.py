@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every link of the documents must have its target in the repository: the file, and the heading if the link names one.
+"""Every link of the documents must have its target in the repository: the file, and the heading if the link names one. And the site's
+navigation must have every document but those beside tests, or the list of its folder.
 
 usage: tools/check_links.py [ROOT]
 """
@@ -66,6 +67,16 @@ def faults_of(document, root):
     return faults, count
 
 
+def not_in_navigation(root):
+    """The documents that a reader of the site would not find. Of a folder, index.md is a list of its pages (tools/docs/build.py)."""
+    site = root / "tools/docs/mkdocs.yml"
+    if not site.exists():
+        return []
+    named = set(re.findall(r"^ +- .*: (\S+\.md)$", site.read_text(encoding="utf-8").split("\nnav:\n")[1], re.M))
+    paths = [path.relative_to(root) for path in documents(root)]
+    return [path for path in paths if not named & {path.as_posix(), (path.parent / "index.md").as_posix()} and path.parts[0] != "tests"]
+
+
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parents[1]).resolve()
     checked = bad = 0
@@ -75,7 +86,10 @@ def main():
         bad += len(faults)
         for line, what in faults:
             print(f"{document.relative_to(root)}:{line}: {what}")
-    print(f"{checked} links, {bad} broken")
+    for path in not_in_navigation(root):
+        bad += 1
+        print(f"{path} is not in the navigation of tools/docs/mkdocs.yml")
+    print(f"{checked} links, {bad} faults")
     return 1 if bad or not checked else 0
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Checks the form of the sources: SPDX line, length, white space, words that must not be left behind, size of files; that
-# no folder of src/, src/cuda/ or kernels/ includes one above or beside it; and the length of the pages of docs/kernels.
+# no folder of src/, src/cuda/ or kernels/ includes one above or beside it; and the length of README.md, of the entries of
+# CHANGELOG.md and of the pages of docs/kernels.
 # usage: tools/check_sources.sh [ROOT]
 set -euo pipefail
 cd "${1:-$(dirname "${BASH_SOURCE[0]}")/..}"
@@ -21,6 +22,7 @@ import os, re, sys
 
 MAX_LINES, MAX_COLUMNS, MAX_BYTES = 500, 120, 512 * 1024
 MAX_PAGE_LINES = 150  # of a kernel: docs/kernels
+MAX_README_LINES, MAX_ENTRY_LINES = 180, 2  # of README.md, and of an entry of CHANGELOG.md
 SOURCE = re.compile(r"\.(c|cc|cpp|h|hpp|cu|cuh|py|sh|cmake|map)$|CMakeLists\.txt$|^dev$|^\.ci/run$")
 TEXT = re.compile(r"\.(md|json|in|yaml|yml)$|(^|/)\.clang-[^/]*$|(^|/)\.gitignore$")
 # Who may be included by whom: nobody includes upward, nor a neighbour. src/cuda/ includes headers of kernels/ too.
@@ -68,6 +70,14 @@ for path in sys.stdin.read().splitlines():
         for number, line in enumerate(lines, 1):
             if len(line) > MAX_COLUMNS and not line.startswith("|"):  # rows of a table cannot be wrapped
                 fault(path, f"more than {MAX_COLUMNS} columns: {number}: {line}")
+    if path == "README.md" and len(lines) - 1 > MAX_README_LINES:
+        fault(path, f"{len(lines) - 1} lines; at most {MAX_README_LINES}")
+    if path == "CHANGELOG.md":
+        entry = 0  # lines of the one that is read
+        for number, line in enumerate(lines, 1):
+            entry = 1 if line.startswith("* ") else entry + 1 if entry and line.startswith("  ") else 0
+            if len(line) > MAX_COLUMNS or entry > MAX_ENTRY_LINES:
+                fault(path, f"an entry has at most {MAX_ENTRY_LINES} lines of {MAX_COLUMNS} columns: {number}: {line}")
     if not is_source:
         continue
     folders = INCLUDE.findall(text)

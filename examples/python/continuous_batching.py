@@ -31,8 +31,8 @@ def forward(weights: tuple[torch.Tensor, ...], tokens: torch.Tensor, attend: Att
     embedding, qkv, out, head = weights
     x = embedding[tokens]
     for layer in range(LAYERS):
-        heads = (torch.nn.functional.rms_norm(x, (HIDDEN,)) @ qkv[layer]).unflatten(-1, (-1, DIM))
-        q, k, v = heads.split([HEADS_Q, HEADS_KV, HEADS_KV], dim=1)  # views of one buffer
+        heads = torch.unflatten(torch.nn.functional.rms_norm(x, (HIDDEN,)) @ qkv[layer], -1, (-1, DIM))
+        q, k, v = torch.split(heads, [HEADS_Q, HEADS_KV, HEADS_KV], dim=1)  # views of one buffer
         x = x + attend(layer, q, k, v).flatten(1) @ out[layer]
     return torch.nn.functional.rms_norm(x, (HIDDEN,)) @ head
 

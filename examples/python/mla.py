@@ -29,7 +29,7 @@ theirs, their_lse = flash_mla_with_kvcache(q, cache.k[:, :, None].view(torch.flo
 assert torch.equal(out, theirs) and torch.equal(lse, their_lse.transpose(1, 2))
 
 worst = 0.0
-for b, rows in enumerate(latent.squeeze(1).split(lengths.tolist())):
+for b, rows in enumerate(torch.split(latent.squeeze(1), lengths.tolist())):
     scores = torch.einsum("qhd,nd->qhn", q[b].float(), rows) * 0.1
     n = len(rows)
     scores[0, :, n - 1] = float("-inf")  # the first query does not see the second's token

@@ -6,15 +6,17 @@ usage: roofline.py RESULTS.json OUTPUT.png
 
 import json
 import sys
+from typing import Any
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.axes import Axes  # noqa: E402
 
 
-def plot(results, axes):
-    """results: the object that `attune bench --json` writes."""
+def plot(results: dict[str, Any], axes: Axes) -> int:
+    """results: the object that `attune bench --json` writes. Returns the number of cases."""
     ceilings = results["ceilings"]
     points = [(case["flops"] / case["bytes"], case["gflops"], case["name"].partition("/")[2]) for case in results["results"]
               if case["bytes"] and case["flops"]]
@@ -35,23 +37,23 @@ def plot(results, axes):
     groups = sorted({name.partition("/")[0] for _, _, name in points})
     for i, group in enumerate(groups):
         mine = [(x, y) for x, y, name in points if name.partition("/")[0] == group]
-        axes.scatter(*zip(*mine), label=group, color=plt.get_cmap("tab10")(i % 10), s=28, zorder=3)
+        axes.scatter([x for x, _ in mine], [y for _, y in mine], label=group, color=plt.get_cmap("tab10")(i % 10), s=28, zorder=3)
     axes.set(xscale="log", yscale="log", xlabel="FLOP a byte", ylabel="GFLOP/s",
              title=f"attune {results['version']} on {results['name']}")
     axes.legend(frameon=False, fontsize="small", loc="lower right")
     axes.grid(alpha=0.2, which="both")
-    return points
+    return len(points)
 
 
-def main():
+def main() -> None:
     if len(sys.argv) != 3:
-        raise SystemExit(__doc__.strip().splitlines()[-1])
+        raise SystemExit((__doc__ or "").strip().splitlines()[-1])
     with open(sys.argv[1]) as file:
         results = json.load(file)
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    points = plot(results, axes)
+    count = plot(results, axes)
     figure.savefig(sys.argv[2], dpi=150)
-    print(f"{len(points)} cases in {sys.argv[2]}")
+    print(f"{count} cases in {sys.argv[2]}")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ out = attune.attention(q, cache=slots, indices=indices, topk_length=count, head_
 
 # The same with plain torch: scores in float, the best 64, softmax over them.
 worst, agreed = 0.0, []
-for b, (keys, rows) in enumerate(zip(index_rows.squeeze(1).split(lengths.tolist()), latent_rows.squeeze(1).split(lengths.tolist()))):
+of_sequences = (torch.split(rows.squeeze(1), lengths.tolist()) for rows in (index_rows, latent_rows))
+for b, (keys, rows) in enumerate(zip(*of_sequences)):
     scores = (weights[b][:, None] * (index_q[b] @ keys.T).clamp(min=0)).sum(0)
     best = set(scores.topk(min(TOPK, len(keys))).indices.tolist())
     chosen = indices[b, : int(count[b])]

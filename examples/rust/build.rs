@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Makes the bindings of attune/attune.h by the command bindgen (Debian: `apt-get install cargo bindgen`) and links libattune.
+//! Makes the bindings of attune/attune.h by the command bindgen (Debian: `apt-get install cargo bindgen clang`) and links libattune.
 //!
 //! ATTUNE_INCLUDE_DIR: where the headers are; default: this checkout's. ATTUNE_LIB_DIR: where libattune.so is; default: where the
 //! linker looks.
@@ -29,7 +29,7 @@ fn main() {
     match done {
         Ok(status) if status.success() => {}
         Ok(status) => fail(&format!("bindgen could not read {}: {status}", header.display())),
-        Err(error) => fail(&format!("bindgen is needed (apt-get install bindgen): {error}")),
+        Err(error) => fail(&format!("bindgen is needed (apt-get install bindgen clang): {error}")),
     }
 
     println!("cargo:rustc-link-lib=dylib=attune");

@@ -388,6 +388,47 @@ def test_what_is_not_covered_is_refused_by_name():
     assert attune.supported(x, x, x, capability=(7, 5)).reason == "a GPU that has compute capability 7.5; the kernels need 8.0 (Ampere) or newer"
 
 
+def refused(function, name, *args, **fields):
+    with pytest.raises(NotImplementedError, match=rf"^{function.__name__}: {name} (is|has)"):
+        function(*args, **fields)
+    return {name}
+
+
+@everywhere
+def test_what_flash_attn_here_does_not_take():
+    """Each line of "Not taken", and that what it names instead is taken."""
+    listed = TEXT.split("**Not taken** by")[1].split("\n## ")[0]
+    x, lengths, offsets = randn(2, 6, 4, 64), ints(3, 5), ints(0, 6, 12)
+    names = refused(flash_attn.flash_attn_func, "dropout_p", x, x, x, dropout_p=0.1)
+    names |= refused(flash_attn_3.flash_attn_func, "attention_chunk", x, x, x, attention_chunk=2)
+    ragged = [x.flatten(0, 1)] * 3
+    names |= refused(flash_attn_3.flash_attn_varlen_func, "seqused_q", *ragged, offsets, offsets, 6, 6, seqused_q=lengths)
+    k_cache, v_cache = randn(2, 8, 4, 64), randn(2, 8, 4, 64)
+    decode = flash_attn_3.flash_attn_with_kvcache
+    for name in ("rotary_seqlens", "cu_seqlens_k_new"):
+        names |= refused(decode, name, x, k_cache, v_cache, cache_seqlens=lengths, **{name: lengths})
+
+    for slopes in (floats(0.5, 0.25, 0.125, 0.0625), floats(0.5, 0.25, 0.125, 0.0625).expand(2, 4)):
+        flash_attn.flash_attn_func(x, x, x, alibi_slopes=slopes, causal=True)
+    names |= refused(flash_attn.flash_attn_func, "alibi_slopes", x, x, x, alibi_slopes=slopes)
+    flash_attn.flash_attn_func(x, x, x, alibi_slopes=slopes[0])
+
+    codes, each = x.to(torch.float8_e4m3fn), floats(*range(1, 9)).view(2, 4)
+    codes_k, codes_v = k_cache.to(torch.float8_e4m3fn), v_cache.to(torch.float8_e4m3fn)
+    for name in ("q_descale", "k_descale", "v_descale"):
+        for many in (each, each[:1]):
+            names |= refused(flash_attn_3.flash_attn_func, name, codes, codes, codes, **{name: many})
+        flash_attn_3.flash_attn_func(codes, codes, codes, **{name: each[:1, :1].expand(2, 4)})
+        names |= refused(decode, name, x, codes_k, codes_v, cache_seqlens=lengths, **{name: each})
+        decode(codes, codes_k, codes_v, cache_seqlens=lengths, **{name: each[:1].expand(2, 4)})
+    names |= refused(decode, "k", codes, codes_k, codes_v, k=codes[:, :1], v=codes[:, :1], cache_seqlens=lengths) | {"v"}
+
+    rows, qv = randn(2, 8, 1, 576) / 4, randn(2, 6, 4, 512)
+    decode(x, rows[..., 512:], rows[..., :512], qv=qv, cache_seqlens=lengths)
+    names |= refused(decode, "qv", x, rows[..., 512:].clone(), rows[..., :512], qv=qv, cache_seqlens=lengths)
+    assert names | {"k_cache", "v_cache"} == set(re.findall(r"`(\w+)`", listed))
+
+
 @everywhere
 def test_queries_of_latents_in_two_parts():
     """FlashInfer's q_nope and q_pe, FlashAttention-3's qv and q, and those of engines."""

@@ -5,6 +5,7 @@ import inspect
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -72,14 +73,27 @@ def test_types():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+EXAMPLES = sorted((ROOT / "examples/python").glob("*.py"))
+
+
 def test_calls_and_examples_are_typed():
-    """As a user's own files are checked: typed_calls.py has results and mistakes, the examples must be clean."""
+    """typed_calls.py has results and mistakes, the examples must be clean."""
     pytest.importorskip("mypy", reason="mypy is not installed: types are not checked")
-    files = [ROOT / "python/tests/typed_calls.py", *(path for path in sorted((ROOT / "examples/python").glob("*.py")) if path.stem != "roofline")]
+    files = [ROOT / "python/tests/typed_calls.py", *EXAMPLES]
     done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--follow-imports", "silent", "--config-file", ROOT / "pyproject.toml",
                            "--cache-dir", os.devnull, *files], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"in {len(files)} source files" in done.stdout
+
+
+def test_examples_are_typed_elsewhere(tmp_path):
+    """As a user's own files are checked: without the options of this repository, and with the types that torch has."""
+    for module in ("mypy", "torch", "matplotlib"):
+        pytest.importorskip(module, reason=f"{module} is not installed: types are not checked")
+    names = [pathlib.Path(shutil.copy(path, tmp_path)).name for path in EXAMPLES]
+    done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--cache-dir", os.devnull, *names], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"in {len(EXAMPLES)} source files" in done.stdout
 
 
 def test_every_c_function_is_reached():

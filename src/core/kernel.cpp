@@ -144,7 +144,11 @@ std::string Coverage::text() const {
   std::string s;
   for (int i = 0; i < kNumAxes; ++i)
     s += std::string(kAxes[i].name) + ": " + value_list(static_cast<Axis>(i), axes[i]) + "; ";
-  s += cat("head_dim_qk: 1..", head_dim_qk_max, "; head_dim_v: 1..", head_dim_v_max, "; query heads a KV head: ");
+  const auto dims = [](std::string_view some, int64_t most) {
+    return some.empty() ? cat("1..", most) : std::string(some);
+  };
+  s += "head_dim_qk: " + dims(head_dims_qk, head_dim_qk_max) + "; head_dim_v: " + dims(head_dims_v, head_dim_v_max);
+  s += "; query heads a KV head: ";
   s += group_max == std::numeric_limits<int64_t>::max() ? std::string("any") : cat("1..", group_max);
   return s;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "common/kinds.h"
 #include "common/kv_scale.h"
@@ -94,6 +95,8 @@ struct Coverage {
   uint32_t axes[kNumAxes] = {};
   uint32_t& operator[](Axis axis) { return axes[static_cast<int>(axis)]; }
   int64_t head_dim_qk_max = 0, head_dim_v_max = 0, group_max = 0;
+  // Of a kernel whose `refusal` leaves only some head dims: those, as the text has them ("512, 576").
+  std::string_view head_dims_qk, head_dims_v;
   // "" if covered, else what differs, e.g. "mask: bits".
   std::string difference(const Traits& t) const;
   int distance(const Traits& t) const;  // how many things differ

@@ -3,8 +3,8 @@
 """Builds the site: gathers the documents, the API reference and the sources that they link to, and runs MkDocs over them.
 
 Pages keep their paths in the repository, so links are those that GitHub follows. A link to a source leads to a page that shows it,
-one to a folder to a list of its pages. MkDocs fails where a link or an anchor has no target; this script, where a page would load
-anything from the network or shows Markdown as it is.
+one to a folder to a list of its pages. MkDocs fails where a link or an anchor has no target; this script, where the navigation omits a
+document, or a page would load anything from the network or shows Markdown as it is.
 usage: tools/docs/build.py [FOLDER], build/site by default; the pages are in FOLDER/html
 """
 
@@ -124,8 +124,12 @@ def main():
         pages.add(pathlib.Path(path), text)
     for path in check_links.documents(ROOT):
         pages.add(path.relative_to(ROOT))
+    if omitted := check_links.not_in_navigation(ROOT):
+        sys.exit(f"not in the navigation of tools/docs/mkdocs.yml: {', '.join(map(str, omitted))}")
     shutil.copy(ROOT / "tools/docs/site.css", folder / "pages")
     configuration = (ROOT / "tools/docs/mkdocs.yml").read_text()
+    for lists in re.findall(r"(\S+)/index\.md$", configuration, re.M):
+        pages.add(pathlib.Path(lists))
     (folder / "mkdocs.yml").write_text(configuration.replace("@FOLDER@", str(folder)))
     # Not --quiet: with it MkDocs does not see its own warnings.
     done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", folder / "mkdocs.yml"], check=False,

@@ -250,6 +250,11 @@ def test_what_is_refused_when_an_engine_starts(change, reason):
 def test_the_nearest_backend():
     assert AttuneBackend.validate_configuration(**{**ASKED, "head_size": 600})[-1].endswith("TRITON_ATTN")
     assert AttuneBackend.validate_configuration(**{**ASKED, "dtype": torch.float64})[-1].endswith("none of vLLM here")
+    for latent in ({"use_mla": True}, {"use_mla": True, "use_sparse": True}):  # which are sent to each other
+        there = integration.backend_name() == "ATTUNE"
+        name = "ATTUNE_MLA_SPARSE" if "use_sparse" in latent else "ATTUNE_MLA"
+        reasons = AttuneBackend.validate_configuration(**{**ASKED, **latent, "head_size": 576})
+        assert reasons[-1].endswith(f": {name}") == there, reasons
 
 
 def test_the_selector_takes_it_by_name(monkeypatch):

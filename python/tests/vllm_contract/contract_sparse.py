@@ -186,6 +186,8 @@ def test_what_is_refused():
             ({"device_capability": DeviceCapability(7, 5)}, "the kernels need 8.0")):
         reasons = AttuneMLASparseBackend.validate_configuration(**{**asked, **change})
         assert reason in reasons[0] and reasons[-1].startswith("nearest backend"), reasons
+    for change, sibling in (({"use_mla": False, "use_sparse": False, "head_size": 64}, "ATTUNE"), ({"use_sparse": False}, "ATTUNE_MLA")):
+        assert AttuneMLASparseBackend.validate_configuration(**{**asked, **change})[-1] == f"nearest backend that takes it: {sibling}"
     for change, reason in (({"sliding_window": 8}, "sliding_window=8"), ({"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype='nvfp4'")):
         given = {"num_heads": 16, "head_size": 576, "scale": 0.1, "num_kv_heads": 1, "alibi_slopes": None, "sliding_window": None,
                  "kv_cache_dtype": "auto", "logits_soft_cap": None, "attn_type": "decoder", "kv_sharing_target_layer_name": None}

@@ -93,6 +93,8 @@ Coverage coverage(uint32_t masks) {
   c[Axis::kDeterminism] = use::kRunToRun | use::kBatchInvariant;
   c.head_dim_qk_max = 576;
   c.head_dim_v_max = kernels::kMlaHeadDimV;
+  c.head_dims_qk = "512, 576";  // mla::refusal
+  c.head_dims_v = "512";
   c.group_max = std::numeric_limits<int64_t>::max();
   return c;
 }

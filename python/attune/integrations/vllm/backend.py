@@ -14,10 +14,10 @@ from . import backend_name, coverage, kv_cache, unknown_version
 from .impl import AttuneImpl
 from .metadata import AttuneMetadataBuilder
 
-# Where to go instead, the fastest first.
-_DENSE = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION")
-_MLA = ("FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "TRITON_MLA")
-_MLA_SPARSE = ("FLASH_ATTN_MLA_SPARSE", "FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM90", "FLASHINFER_MLA_SPARSE")
+# Where to go instead: Attune's own, then vLLM's, the fastest first.
+_DENSE = (backend_name(), "FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION")
+_MLA = ("ATTUNE_MLA", "FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "TRITON_MLA")
+_MLA_SPARSE = ("ATTUNE_MLA_SPARSE", "FLASH_ATTN_MLA_SPARSE", "FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM90", "FLASHINFER_MLA_SPARSE")
 _HEADS = 8  # the selector does not say how many: AttuneImpl asks again with the layer's
 
 
@@ -35,14 +35,20 @@ class Validated(AttentionBackend):
 
     @classmethod
     def validate_configuration(cls, *args: Any, **asked: Any) -> list[str]:
-        """Every reason against it, with the field and its value; the last one names a backend of vLLM's own that takes it."""
+        """Every reason against it, with the field and its value; the last one names a backend that takes it."""
+        reasons = cls.reasons(*args, **asked)
+        if reasons:
+            reasons.append(f"nearest backend that takes it: {nearest(asked) or 'none of vLLM here'}")
+        return reasons
+
+    @classmethod
+    def reasons(cls, *args: Any, **asked: Any) -> list[str]:
+        """As validate_configuration, without the last one: backends that ask each other would never end."""
         reasons = [_with_value(cls, reason, asked) for reason in super().validate_configuration(*args, **asked)]
         if (unknown := unknown_version()) is not None:
             reasons.append(unknown)
         if not reasons and (refused := cls.refusal(asked)) is not None:
             reasons.append(refused)
-        if reasons:
-            reasons.append(f"nearest backend that takes it: {nearest(asked) or 'none of vLLM here'}")
         return reasons
 
 
@@ -128,10 +134,11 @@ def _with_value(backend: type[Validated], reason: str, asked: dict[str, Any]) ->
 
 
 def nearest(asked: dict[str, Any]) -> str | None:
-    """The first backend of vLLM's own that takes a configuration, as far as it can be asked on this machine."""
+    """The first backend that takes a configuration, as far as it can be asked on this machine."""
     for name in _MLA_SPARSE if asked.get("use_sparse") else _MLA if asked.get("use_mla") else _DENSE:
         try:
-            if not AttentionBackendEnum[name].get_class().validate_configuration(**asked):
+            backend = AttentionBackendEnum[name].get_class()
+            if not (backend.reasons if issubclass(backend, Validated) else backend.validate_configuration)(**asked):
                 return name
         except Exception:  # noqa: BLE001  a backend whose needs are not installed may fail in any way; it is not the nearest then
             continue
