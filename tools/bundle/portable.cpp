@@ -143,17 +143,13 @@ std::string name_of(const cuda::ModuleSpec& module, const std::string& entry) {
 
 }  // namespace
 
-std::vector<ManifestEntry> portable_kernels(const std::vector<PopularModel>& models) {
+std::vector<ManifestEntry> portable_kernels(const std::vector<PopularModel>&) {
   std::vector<ManifestEntry> list;
   std::set<std::string> names;
   const auto add = [&](const cuda::KernelSpec& spec, const cuda::Target& target) {
     cuda::ModuleSpec module{spec.source, spec.defines, target};
     if (names.insert(name_of(module, spec.entry)).second) list.push_back({std::move(module), {spec.entry}});
   };
-  for (const char* name : kLedgerArchitectures) {
-    const cuda::Architecture& to = *cuda::find_architecture(name);
-    for (const cuda::KernelSpec& spec : popular_kernels_of(models, to)) add(spec, cuda::target_of(to));
-  }
   const auto add_step = [&](const attune_attention& a, const cuda::Architecture& to) {
     const Problem p = make_problem(a, Data::kOptional);
     const cuda::decode::Config c = cuda::decode::choose_config(p, cuda::decode::device_shape(to, kSms));

@@ -12,9 +12,7 @@
 
 namespace attune::bundle {
 
-// What the models ask for (popular.h) on each architecture of kLedgerArchitectures, and of what they do not ask for
-// (gradients, fp32 prompts, packed rows) the commonest shapes.
-inline constexpr const char* kLedgerArchitectures[] = {"sm_80", "sm_86", "sm_89", "sm_100", "sm_120"};
+// What the commonest shapes ask for: most for the oldest architecture, a few for the others.
 std::vector<ManifestEntry> portable_kernels(const std::vector<PopularModel>& models);
 
 // Compiles them to machine code, but for those recorded() in known, and counts them. By name: "sm_80 decode/decode.cu
