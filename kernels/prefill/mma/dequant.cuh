@@ -29,8 +29,8 @@ struct DequantTile {
 
   __device__ __forceinline__ static Chunk chunk_of(int lane, int step) {
     const int i = lane + step * 32;
-    if constexpr (kByChannels) return {i, 0};
-    if constexpr (!kPairsRows) return {i / kChunksOfRow, i % kChunksOfRow};
+    if (kByChannels) return {i, 0};
+    if (!kPairsRows) return {i / kChunksOfRow, i % kChunksOfRow};
     return {i / (2 * kChunksOfRow) * 2 + i / 4 % 2, i % 4 + 4 * (i / 8 % (kChunksOfRow / 4))};
   }
   __device__ __forceinline__ static bool has(const WarpRows& here, int step) {

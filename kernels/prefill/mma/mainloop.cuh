@@ -179,30 +179,38 @@ __device__ __forceinline__ unsigned without_nonfinite(unsigned pair) {
 }
 
 // The values of a key in channels 2c and 2c + 1. kByChannels: V has a row for each channel (xpacked.cuh).
+__device__ __forceinline__ unsigned address_by_channels(unsigned v, int key, int channel) {
+  return v + Config::LayoutVt::offset(channel, key / 8) + key % 8 * 2;
+}
 template <bool kByChannels>
 __device__ __forceinline__ unsigned load_pair(unsigned v, int key, int c) {
-  using LayoutVt = Config::LayoutVt;
-  if constexpr (!kByChannels) return ptx::load_shared_u32(v + Config::LayoutV::offset(key, c / 4) + c % 4 * 4);
-  const auto one = [&](int channel) -> unsigned {
-    return ptx::load_shared_u16(v + LayoutVt::offset(channel, key / 8) + key % 8 * 2);
-  };
-  return one(2 * c) | one(2 * c + 1) << 16;
+  if constexpr (kByChannels) {
+    const unsigned second = ptx::load_shared_u16(address_by_channels(v, key, 2 * c + 1));
+    return ptx::load_shared_u16(address_by_channels(v, key, 2 * c)) | second << 16;
+  } else {
+    return ptx::load_shared_u32(v + Config::LayoutV::offset(key, c / 4) + c % 4 * 4);
+  }
 }
 // Those of eight channels.
 template <bool kByChannels>
 __device__ __forceinline__ void load_value(unsigned v, int key, int chunk, unsigned (&x)[4]) {
-  if constexpr (!kByChannels) return ptx::load_shared_four(v + Config::LayoutV::offset(key, chunk), x);
+  if constexpr (kByChannels) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] = load_pair<kByChannels>(v, key, 4 * chunk + i);
+    for (int i = 0; i < 4; ++i) x[i] = load_pair<kByChannels>(v, key, 4 * chunk + i);
+  } else {
+    ptx::load_shared_four(v + Config::LayoutV::offset(key, chunk), x);
+  }
 }
 template <bool kByChannels>
 __device__ __forceinline__ void store_value(unsigned v, int key, int chunk, const unsigned (&x)[4]) {
-  using LayoutVt = Config::LayoutVt;
-  if constexpr (!kByChannels) return ptx::store_shared_four(v + Config::LayoutV::offset(key, chunk), x);
+  if constexpr (kByChannels) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
-    ptx::store_shared_u16(v + LayoutVt::offset(8 * chunk + i, key / 8) + key % 8 * 2,
-                          static_cast<unsigned short>(x[i / 2] >> i % 2 * 16));
+    for (int i = 0; i < 8; ++i)
+      ptx::store_shared_u16(address_by_channels(v, key, 8 * chunk + i),
+                            static_cast<unsigned short>(x[i / 2] >> i % 2 * 16));
+  } else {
+    ptx::store_shared_four(v + Config::LayoutV::offset(key, chunk), x);
+  }
 }
 
 // If some rows do not see some keys, a NaN or infinity in these keys' values would be multiplied by P = 0. Adds such

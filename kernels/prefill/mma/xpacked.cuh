@@ -69,8 +69,7 @@ __device__ __forceinline__ void copy_xpacked_tile(const WorkTileParams& p, const
   static_assert(kWarpRows == 16, "a warp's tokens are two chunks of V");
   // Lanes take the same chunk of 16 tokens (K) or channels (V), so that eight of them store to different banks.
   const auto chunk_of = [](int lane, int step) {
-    if constexpr (kValues) return Chunk{step * 16 + lane % 16, lane / 16};
-    return Chunk{lane % 16, step * 2 + lane / 16};
+    return kValues ? Chunk{step * 16 + lane % 16, lane / 16} : Chunk{lane % 16, step * 2 + lane / 16};
   };
   const auto copy = [&](const WarpRows& here, int step, const char* from, bool there) {
     const Chunk mine = chunk_of(here.lane, step), first = chunk_of(here.lane, 0);
