@@ -77,8 +77,7 @@ if(ATTUNE_BUILD_TESTS)
   add_test(NAME kernels.bundle COMMAND attune_bundler verify ${manifest} ${bundle} ${report})
   # Without a GPU, what other GPUs compile: what the ledger does not have of this code.
   add_test(NAME kernels.portable COMMAND ${CMAKE_COMMAND} -E env ATTUNE_NVRTC=${ATTUNE_NVRTC_LIBRARY}
-                                         $<TARGET_FILE:attune_bundler> portable check ${PROJECT_SOURCE_DIR}/cli/models
-                                         ${PROJECT_SOURCE_DIR}/kernels/ledger_portable.json)
+                                         $<TARGET_FILE:attune_bundler> portable check ${PROJECT_SOURCE_DIR}/kernels/ledger_portable.json)
   set_tests_properties(kernels.manifest kernels.ledger kernels.bundle PROPERTIES LABELS repo TIMEOUT 60)
   set_tests_properties(kernels.portable PROPERTIES LABELS repo TIMEOUT 600)
 endif()

@@ -9,8 +9,8 @@
 #include <set>
 #include <stdexcept>
 
+#include "core/parallel.h"
 #include "core/status.h"
-#include "parallel.h"
 
 namespace attune::bundle {
 namespace {
@@ -147,7 +147,7 @@ Build build_bundle(const std::vector<ManifestEntry>& manifest, const cuda::Nvrtc
     build.entries.push_back({key, std::move(module.image)});
     build.modules[code] = {key, std::move(module.warnings)};
   };
-  for_each_parallel(manifest.size(), [&](size_t i) {
+  run_in_parallel(manifest.size(), [&](size_t i) {
     try {
       one(manifest[i]);
     } catch (const std::exception& e) {

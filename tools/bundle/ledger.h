@@ -45,11 +45,8 @@ std::string code_digest(const cuda::SourceUnit& unit, const std::vector<std::str
 std::optional<Resources> recorded(const Ledger& ledger, const std::string& compiler, const std::string& name,
                                   const std::string& code);
 
-// Which spills are no fault: none, or those of kernels that spill in the ledger, too.
-enum class Spills { kNone, kRecorded };
-
-// What is wrong with measured: spills, except those that `allowed` names; with the ledger's own compiler, any
-// difference from it; with another compiler, only kernels that the ledger does not name.
-std::vector<std::string> check_ledger(const Ledger& expected, const Ledger& measured, Spills allowed = Spills::kNone);
+// What is wrong with measured: spills always; with the ledger's own compiler, any difference from it; with another
+// compiler, only kernels that the ledger does not name.
+std::vector<std::string> check_ledger(const Ledger& expected, const Ledger& measured);
 
 }  // namespace attune::bundle

@@ -29,9 +29,9 @@ constexpr char kUsage[] =
     "       attune_bundler update REPORT LEDGER           write the ledger from the report\n"
     "       attune_bundler verify MANIFEST BUNDLE REPORT  exit code 1 unless the library finds every module in the "
     "bundle, but for those of the report that a sample left out\n"
-    "       attune_bundler portable check MODELS LEDGER   compile for other GPUs what the ledger does not have of the "
+    "       attune_bundler portable check LEDGER          compile for other GPUs what the ledger does not have of the "
     "same code; exit code 1 where it disagrees\n"
-    "       attune_bundler portable write MODELS LEDGER   the same, and write the ledger\n"
+    "       attune_bundler portable write LEDGER          the same, and write the ledger\n"
     "       attune_bundler popular write MODELS MANIFEST PORTABLE  write what the models of a directory ask for, on "
     "Hopper and on others\n"
     "       attune_bundler popular check MODELS MANIFEST PORTABLE  exit code 1 unless the manifests list just that\n";
@@ -100,16 +100,15 @@ int check(const std::string& report_path, const std::string& ledger_path) {
   return faults.empty() ? 0 : 1;
 }
 
-int portable(const std::string& verb, const std::string& models, const std::string& ledger_path) {
+int portable(const std::string& verb, const std::string& ledger_path) {
   const attune::cuda::Nvrtc* nvrtc = require_nvrtc();
   std::vector<std::string> faults;
   const std::optional<std::string> old = attune::cuda::read_file(ledger_path);
   const Ledger known = verb == "check" || old ? attune::bundle::parse_ledger(read(ledger_path)) : Ledger();
   size_t compiled = 0;
-  const Ledger measured = attune::bundle::compile_portable(
-      attune::bundle::portable_kernels(attune::bundle::read_models(models)), *nvrtc, known, &compiled, &faults);
+  const Ledger measured = attune::bundle::compile_portable(*nvrtc, known, &compiled, &faults);
   if (verb == "write") return write(ledger_path, attune::bundle::ledger_text(measured)), 0;
-  const auto differences = attune::bundle::check_ledger(known, measured, attune::bundle::Spills::kRecorded);
+  const auto differences = attune::bundle::check_ledger(known, measured);
   faults.insert(faults.end(), differences.begin(), differences.end());
   for (const std::string& fault : faults) fmt::print("{}\n", fault);
   fmt::print("{} kernels, {} compiled here, {} faults\n", measured.kernels.size(), compiled, faults.size());
@@ -174,8 +173,8 @@ int main(int argc, char** argv) {
     if (args.size() == 5 && args[0] == "popular" && (args[1] == "write" || args[1] == "check")) {
       return popular(args[1], args[2], args[3], args[4]);
     }
-    if (args.size() == 4 && args[0] == "portable" && (args[1] == "write" || args[1] == "check"))
-      return portable(args[1], args[2], args[3]);
+    if (args.size() == 3 && args[0] == "portable" && (args[1] == "write" || args[1] == "check"))
+      return portable(args[1], args[2]);
     if (args.size() == 3 && args[0] == "update") {
       write(args[2], attune::bundle::ledger_text(attune::bundle::report_ledger(read(args[1]))));
       return 0;

@@ -213,12 +213,6 @@ void add_all(const std::vector<PopularModel>& models, const Gpu& gpu, Kernels& k
     add_indexers(gpu, kernels);
 }
 
-std::vector<cuda::KernelSpec> listed(Kernels kernels) {
-  std::vector<cuda::KernelSpec> list;
-  for (auto& [name, spec] : kernels) list.push_back(std::move(spec));
-  return list;
-}
-
 }  // namespace
 
 std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& models, Code code) {
@@ -232,14 +226,9 @@ std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& m
       add_all(models, {cuda::decode::device_shape(like, kPortableSms), cuda::portable_target()}, kernels);
     }
   }
-  return listed(std::move(kernels));
-}
-
-std::vector<cuda::KernelSpec> popular_kernels_of(const std::vector<PopularModel>& models,
-                                                 const cuda::Architecture& architecture) {
-  Kernels kernels;
-  add_all(models, {cuda::decode::device_shape(architecture, kPortableSms), cuda::target_of(architecture)}, kernels);
-  return listed(std::move(kernels));
+  std::vector<cuda::KernelSpec> list;
+  for (auto& [name, spec] : kernels) list.push_back(std::move(spec));
+  return list;
 }
 
 std::string popular_manifest(const std::vector<cuda::KernelSpec>& kernels, Code code) {

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "cuda/architecture.h"
 #include "cuda/kernel.h"
 
 namespace attune::bundle {
@@ -33,10 +32,6 @@ enum class Code { kHopper, kPortable };
 // What attention asks for, over the dtypes, batches and lengths that such models are served with, and what qkv_prepare
 // and append (MLA: and gather) ask for; each once, in the order of their names. What no kernel covers is left out.
 std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& models, Code code = Code::kHopper);
-
-// The same for machine code of one architecture without wgmma.
-std::vector<cuda::KernelSpec> popular_kernels_of(const std::vector<PopularModel>& models,
-                                                 const cuda::Architecture& architecture);
 
 // The manifest that lists them.
 std::string popular_manifest(const std::vector<cuda::KernelSpec>& kernels, Code code = Code::kHopper);

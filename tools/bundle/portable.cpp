@@ -8,6 +8,7 @@
 #include "attune/attune.h"
 #include "core/indexer.h"
 #include "core/ops.h"
+#include "core/parallel.h"
 #include "core/status.h"
 #include "cuda/attention/prologue.h"
 #include "cuda/backward/config.h"
@@ -17,7 +18,6 @@
 #include "cuda/ops/config.h"
 #include "cuda/ops/ops.h"
 #include "cuda/prefill/mma.h"
-#include "parallel.h"
 
 namespace attune::bundle {
 namespace {
@@ -143,7 +143,7 @@ std::string name_of(const cuda::ModuleSpec& module, const std::string& entry) {
 
 }  // namespace
 
-std::vector<ManifestEntry> portable_kernels(const std::vector<PopularModel>&) {
+std::vector<ManifestEntry> portable_kernels() {
   std::vector<ManifestEntry> list;
   std::set<std::string> names;
   const auto add = [&](const cuda::KernelSpec& spec, const cuda::Target& target) {
@@ -236,12 +236,13 @@ std::vector<ManifestEntry> portable_kernels(const std::vector<PopularModel>&) {
   return list;
 }
 
-Ledger compile_portable(const std::vector<ManifestEntry>& kernels, const cuda::Nvrtc& nvrtc, const Ledger& known,
-                        size_t* compiled, std::vector<std::string>* warnings) {
+Ledger compile_portable(const cuda::Nvrtc& nvrtc, const Ledger& known, size_t* compiled,
+                        std::vector<std::string>* warnings) {
+  const std::vector<ManifestEntry> kernels = portable_kernels();
   Ledger ledger;
   ledger.compiler = nvrtc.version();
   std::mutex mutex;
-  for_each_parallel(kernels.size(), [&](size_t i) {
+  run_in_parallel(kernels.size(), [&](size_t i) {
     const ManifestEntry& e = kernels[i];
     std::vector<std::string> options = cuda::compiler_options(e.module), warned;
     const cuda::SourceUnit unit = cuda::read_source(e.module.source, "");
