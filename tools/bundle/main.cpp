@@ -138,7 +138,7 @@ int popular(const std::string& verb, const std::string& directory, const std::st
 
 int verify(const std::string& manifest_path, const std::string& bundle_path, const std::string& report_path) {
   // As on a machine with neither a compiler nor a cache.
-  attune::cuda::ImageFinder finder({bundle_path, "", false, 99});
+  attune::cuda::ImageFinder finder({bundle_path, "", false, 99000});
   size_t missing = 0, found = 0;
   const std::vector<std::string> left_out = attune::bundle::report_left_out(read(report_path));
   const std::set<std::string> absent(left_out.begin(), left_out.end());

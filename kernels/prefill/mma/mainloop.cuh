@@ -178,10 +178,11 @@ __device__ __forceinline__ unsigned without_nonfinite(unsigned pair) {
   return pair;
 }
 
-// The values of a key in channels 2c and 2c + 1. kByChannels: V has a row for each channel (xpacked.cuh).
+// Where a key's value is if V has a row for each channel (xpacked.cuh).
 __device__ __forceinline__ unsigned address_by_channels(unsigned v, int key, int channel) {
   return v + Config::LayoutVt::offset(channel, key / 8) + key % 8 * 2;
 }
+// The values of a key in channels 2c and 2c + 1.
 template <bool kByChannels>
 __device__ __forceinline__ unsigned load_pair(unsigned v, int key, int c) {
   if constexpr (kByChannels) {
