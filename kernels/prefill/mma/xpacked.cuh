@@ -66,7 +66,7 @@ __device__ __forceinline__ void copy_xpacked_tile(const WorkTileParams& p, const
   using LayoutK = Config::LayoutK;
   using LayoutVt = Config::LayoutVt;
   constexpr int kSteps = kWarpRows / 16 * (kValues ? Config::kBlocksV : Config::kBlocksQk);
-  static_assert(kWarpRows == 16, "a warp's tokens are two chunks of V");
+  static_assert(!Config::kXpacked || kWarpRows == 16, "a warp's tokens are two chunks of V");
   // Lanes take the same chunk of 16 tokens (K) or channels (V), so that eight of them store to different banks.
   const auto chunk_of = [](int lane, int step) {
     return kValues ? Chunk{step * 16 + lane % 16, lane / 16} : Chunk{lane % 16, step * 2 + lane / 16};
