@@ -19,6 +19,10 @@ if(ATTUNE_SANITIZE)
   # Reports name lines, which -g1 has; variables would cost a fifth of the compiler's time.
   add_compile_options(-fsanitize=${ATTUNE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   add_link_options(-fsanitize=${ATTUNE_SANITIZE})
+  if(CMAKE_C_COMPILER_ID MATCHES "Clang") # programs in C link the library, which is C++
+    add_link_options($<$<LINK_LANGUAGE:C>:-fsanitize-link-c++-runtime>)
+    link_libraries($<$<LINK_LANGUAGE:C>:stdc++>)
+  endif()
 endif()
 if(ATTUNE_FUZZ)
   if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")

@@ -141,7 +141,8 @@ void damage_tensor(Input& input, const std::vector<NamedTensor>& tensors) {
       t = attune_tensor{};
       break;
     default:
-      t.data = input.choose(2) == 0 ? nullptr : static_cast<std::byte*>(t.data) + input.choose(9);
+      t.data = input.choose(2) == 0 ? nullptr
+                                    : reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(t.data) + input.choose(9));
       break;
   }
 }
