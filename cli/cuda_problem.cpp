@@ -27,13 +27,13 @@ void require_simple(const cases::Case& c) {
   const bool one = c.max_seqlen_q() == 1;
   const bool queries = one ? c.queries == cases::QueryShape::kFlat : c.queries == cases::QueryShape::kRagged;
   const bool packed = c.cache.format == ATTUNE_KV_MLA_656;
-  const bool cache = c.kv == cases::KvSource::kPaged && c.cache.layout != ATTUNE_KV_XPACKED &&
-                     c.cache.ring_capacity == 0 && (packed ? !c.new_tokens : c.cache.format == ATTUNE_KV_PLAIN) &&
+  const bool cache = c.kv == cases::KvSource::kPaged && c.cache.ring_capacity == 0 &&
+                     (packed ? !c.new_tokens : c.cache.format == ATTUNE_KV_PLAIN) &&
                      (!cases::scales_by_token(c.cache.scales) || c.cache.layout == ATTUNE_KV_NHD);
   const bool dense = c.kv == cases::KvSource::kDense && c.seqlens_kv == c.seqlens_q && !c.shared_kv;
   const bool simple = queries && (cache || dense) && c.beam_width == 0 && c.sparse.topk == 0 && c.indexer.topk == 0 &&
-                      (one || !c.prologue.any()) && static_cast<const cases::MaskSpec&>(c) == cases::MaskSpec{} &&
-                      c.bias == 0 && c.finished.empty() && c.q_rope == 0;
+                      static_cast<const cases::MaskSpec&>(c) == cases::MaskSpec{} && c.bias == 0 &&
+                      c.finished.empty() && c.q_rope == 0;
   if (!simple)
     throw UserError(fmt::format("{} cannot be timed on CUDA: no large data are made for such a case", c.name));
 }
@@ -162,9 +162,14 @@ void CudaProblem::make_plane(const std::string& name, int64_t head_dim, attune_t
   // 8-bit codes use most of their range.
   const double deviation = cases::element_size(dtype) > 1 ? 1 : dtype == ATTUNE_INT8 ? 30 : 16;
   const int64_t page = spec_.cache.page_size, heads = spec_.num_heads_kv;
-  const bool nhd = spec_.cache.layout == ATTUNE_KV_NHD;
-  const std::vector<int64_t> shape = {block_pages_, nhd ? page : heads, nhd ? heads : page, head_dim};
-  data = add(name, dtype, shape, deviation);
+  const auto shape = [&]() -> std::vector<int64_t> {
+    if (spec_.cache.layout == ATTUNE_KV_NHD) return {block_pages_, page, heads, head_dim};
+    if (spec_.cache.layout == ATTUNE_KV_HND) return {block_pages_, heads, page, head_dim};
+    const int64_t x = 16 / cases::element_size(dtype);  // channels of K that lie together
+    if (&data == &host_.cache.v) return {block_pages_, heads, head_dim, page};
+    return {block_pages_, heads, head_dim / x, page, x};
+  };
+  data = add(name, dtype, shape(), deviation);
   device_data = replicate(data, page * heads * head_dim * cases::element_size(dtype));
   if (spec_.cache.scales != ScaleMode::kNone)
     scale = make_scale(name + "_scale", head_dim, 1 / deviation, device_scale);

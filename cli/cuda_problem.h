@@ -15,10 +15,10 @@ namespace attune::cli {
 
 class CudaProblem {
  public:
-  // Takes sequences of one query each (flat) or more (ragged) over a paged cache (plain formats in NHD or HND, latent
-  // rows of 16 bits or 656 bytes) or dense keys as many as they are; scales in NHD, masks by causality and window,
-  // softcap, ALiBi, T5, sinks, new tokens beside the cache, and, of one query each, a prologue of biases, RoPE and
-  // append. Throws UserError for another key.
+  // Takes sequences of one query each (flat) or more (ragged) over a paged cache (plain formats in all layouts, latent
+  // rows of 16 bits or 656 bytes) or dense keys as many as they are; scales of tokens in NHD, masks by causality and
+  // window, softcap, ALiBi, T5, sinks, new tokens beside the cache, a prologue of biases, RoPE and append. Throws
+  // UserError for another key.
   // copies: pools and tables of their own, to be used in turn so that no run finds its keys in a cache of the device.
   CudaProblem(const cases::Case& spec, cases::CudaMemory& memory, int copies);
   ~CudaProblem();
