@@ -109,12 +109,11 @@ TEST(CudaApi, TheNearestKernelIsNamed) {
   const cases::Row common(R"("heads": [4, 1], "dtype": "bf16", "seqlens_q": [40], "seqlens_kv": [40])");
   for (
       const auto& [fields, wanted] :
-      {std::pair{R"("head_dim": [264, 264])", "cuda_prefill, which lacks head_dim_qk: 264 (at most 256)"},
+      {std::pair{R"("head_dim": [264, 264])", "cuda_prefill_mma, which lacks head_dim_qk: 264 (at most 256)"},
        {R"("head_dim": [36, 36], "seqlens_kv": [50], "prologue": {"k_bias": true})",
-        "cuda_prefill, which does not take a prologue for dense keys that are not q's tokens"},
-       {R"("dtype": "e4m3", "out_dtype": "bf16", "softcap": 30)", "cuda_prefill_fp8, which lacks score: softcap"},
-       {R"("dtype": "e4m3", "out_dtype": "bf16", "head_dim": [72, 72])",
-        "cuda_prefill_fp8, which does not take head dims that are no multiples of 16"},
+        "cuda_prefill_mma, which does not take a prologue for dense keys that are not q's tokens"},
+       {R"("dtype": "e4m3", "out_dtype": "bf16", "softcap": 30, "head_dim": [60, 60])",
+        "cuda_prefill_fp8_mma, which does not take head dims that are no multiples of 8"},
        {R"("head_dim": [544, 512], "shared_kv": true, "kv": "paged")", "cuda_mla, which does not take head_dim_qk 544"},
        {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "softcap": 30)", "cuda_mla, which lacks score"},
        {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "dtype": "f32")",

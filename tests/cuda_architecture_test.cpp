@@ -89,12 +89,16 @@ TEST(Architecture, GpusGetKernelsThatRunThere) {
       "dtype": "bf16", "seqlens_q": [60], "seqlens_kv": [70], "cache": {"dtype": "i8", "scales": "token"}})";
   constexpr const char* kDense = R"({"name": "x", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16",
       "seqlens_q": [70]})";
+  constexpr const char* kLong = R"({"name": "x", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16",
+      "seqlens_q": [129]})";
   constexpr const char* kFloats = R"({"name": "x", "heads": [8, 2], "head_dim": [128, 128], "dtype": "f32",
       "seqlens_q": [70]})";
   constexpr const char* kOdd = R"({"name": "x", "heads": [8, 2], "head_dim": [100, 100], "dtype": "bf16",
       "seqlens_q": [70]})";
   constexpr const char* kAllCodes = R"({"name": "x", "heads": [8, 2], "head_dim": [128, 128], "dtype": "e4m3",
       "out_dtype": "bf16", "seqlens_q": [70]})";
+  constexpr const char* kCappedCodes = R"({"name": "x", "heads": [8, 2], "head_dim": [72, 72], "dtype": "e4m3",
+      "out_dtype": "bf16", "seqlens_q": [70], "softcap": 30})";
   constexpr const char* kBits = R"({"name": "x", "heads": [16, 1], "head_dim": [576, 512], "shared_kv": true,
       "kv": "paged", "dtype": "bf16", "queries": "fixed", "seqlens_kv": [70], "mask_bits": 1})";
   constexpr const char* kMla = R"({"name": "x", "heads": [16, 1], "head_dim": [576, 512], "shared_kv": true,
@@ -105,6 +109,7 @@ TEST(Architecture, GpusGetKernelsThatRunThere) {
     EXPECT_EQ(choose(kChunk, capability), "cuda_prefill_mma") << here;
     EXPECT_EQ(choose(kCodes, capability), "cuda_prefill_mma") << here;
     EXPECT_EQ(choose(kDense, capability), "cuda_prefill_mma") << here;
+    EXPECT_EQ(choose(kLong, capability), "cuda_prefill_mma") << here;
     EXPECT_EQ(choose(kFloats, capability), "cuda_prefill_fp32_mma") << here;
     EXPECT_EQ(choose(kOdd, capability), "cuda_prefill_fp32_mma") << here;
     EXPECT_EQ(choose(kAllCodes, capability), "cuda_prefill_fp8_mma") << here;
@@ -115,8 +120,11 @@ TEST(Architecture, GpusGetKernelsThatRunThere) {
   }
   EXPECT_EQ(choose(kStep, 90), "cuda_decode");
   EXPECT_EQ(choose(kChunk, 90), "cuda_prefill");
-  EXPECT_EQ(choose(kDense, 90), "cuda_prefill");
+  EXPECT_EQ(choose(kDense, 90), "cuda_prefill_mma");
+  EXPECT_EQ(choose(kLong, 90), "cuda_prefill");
   EXPECT_EQ(choose(kFloats, 90), "cuda_prefill_fp32");
+  EXPECT_EQ(choose(kAllCodes, 90), "cuda_prefill_fp8");
+  EXPECT_EQ(choose(kCappedCodes, 90), "cuda_prefill_fp8_mma");
   EXPECT_EQ(choose(kMla, 90), "cuda_mla");
 }
 

@@ -11,6 +11,7 @@
 
 #include "cuda/attention/prologue.h"
 #include "cuda/prefill/config.h"
+#include "cuda/prefill/mma.h"
 #include "cuda_prefill_cases.h"
 #include "failure.h"
 
@@ -297,14 +298,14 @@ TEST(CudaPrefillConfig, GivesFloatsToTheirKernel) {
        {std::tuple{R"("kv": "dense", "seqlens_q": [1, 1])", "cuda_prefill_fp32", false},
         {R"("kv": "paged", "seqlens_q": [40, 1])", "cuda_prefill_fp32", false},
         {R"("kv": "paged", "seqlens_q": [1, 1])", "cuda_prefill_fp32", true},
-        {R"("kv": "dense", "dtype": "bf16", "seqlens_q": [1, 1])", "cuda_prefill", false},
+        {R"("kv": "dense", "dtype": "bf16", "seqlens_q": [1, 1])", "cuda_prefill", true},
         {R"("kv": "dense", "dtype": "e4m3", "seqlens_q": [1, 1])", "cuda_prefill_fp8", false}}) {
     cases::Problem problem(tests::make_case(common.with(rest)));
     const Problem p = make_problem(problem.host(), Data::kRequired);
     const Kernel& row = prefill::kernel_for(p);
     EXPECT_STREQ(row.name, kernel) << rest;
     EXPECT_EQ(row.coverage.difference(traits_of(p, problem.host())), "") << rest;
-    EXPECT_EQ(row.leaves != nullptr && row.leaves(p), leaves) << rest;
+    EXPECT_EQ(row.leaves != nullptr && row.leaves(p, ptx::features_of(90, true)), leaves) << rest;
   }
 }
 
@@ -418,10 +419,32 @@ TEST(CudaPrefillConfig, LeavesFewRowsOverACache) {
         {R"("kv": "paged", "queries": "fixed", "seqlens_q": [7, 7], "heads": [32, 8])", true},
         {R"("kv": "paged", "queries": "fixed", "seqlens_q": [8, 8], "heads": [32, 8])", false},
         {R"("kv": "paged", "seqlens_q": [7, 1], "heads": [32, 8])", false},
-        {R"("kv": "paged", "seqlens_q": [1, 1], "heads": [32, 1])", false},
-        {R"("kv": "dense", "seqlens_q": [1, 1], "heads": [32, 8])", false}}) {
+        {R"("kv": "paged", "seqlens_q": [1, 1], "heads": [32, 1])", false}}) {
     cases::Problem problem(tests::make_case(common.with(rest)));
-    EXPECT_EQ(prefill_kernel().leaves(make_problem(problem.host(), Data::kRequired)), leaves) << rest;
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    EXPECT_EQ(prefill_kernel().leaves(p, ptx::features_of(90, true)), leaves) << rest;
+  }
+}
+
+TEST(CudaPrefillConfig, LeavesShortDensePrompts) {
+  const cases::Row common(R"("dtype": "bf16", "head_dim": [64, 64])");
+  for (const auto& [rest, leaves] :
+       {std::pair{R"("seqlens_q": [127, 1], "heads": [32, 8])", true},
+        {R"("seqlens_q": [128, 1], "heads": [32, 8])", false},
+        {R"("seqlens_q": [8, 8], "seqlens_kv": [128, 128], "heads": [32, 8])", true},
+        {R"("seqlens_q": [8, 8], "seqlens_kv": [128, 129], "heads": [32, 8])", false},
+        {R"("seqlens_q": [8, 8], "heads": [128, 8])", true},
+        {R"("seqlens_q": [8, 8], "heads": [136, 8])", false},
+        {R"("seqlens_q": [8, 8], "heads": [32, 8], "batch_invariant": true)", false},
+        {R"("seqlens_q": [8, 8], "heads": [32, 8], "softcap": 30)", false},
+        {R"("seqlens_q": [8, 8], "heads": [32, 8], "mask_bits": 1)", false},
+        {R"("kv": "paged", "seqlens_q": [40, 8], "seqlens_kv": [40, 8], "heads": [32, 8])", false}}) {
+    cases::Problem problem(tests::make_case(common.with(rest)));
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    EXPECT_EQ(prefill_kernel().leaves(p, ptx::features_of(90, true)), leaves) << rest;
+    EXPECT_TRUE(prefill_mma_kernel().leaves(p, ptx::features_of(90, true)) != leaves) << rest;
+    EXPECT_FALSE(prefill_mma_kernel().leaves(p, ptx::features_of(80, false))) << rest;
+    EXPECT_EQ(prefill_fp32_kernel().leaves(p, ptx::features_of(90, true)), leaves) << rest;
   }
 }
 

@@ -126,14 +126,13 @@ struct Kernel {
   std::unique_ptr<KernelPlan> (*make_plan)(const Problem& p, int32_t device_index);
   // Why the kernel refuses a problem that its axes cover ("float32 caches"); "" if it takes it. Null: it takes all.
   std::string (*refusal)(const Problem& p) = nullptr;
-  // Whether a later row of the registry that also takes the problem is the better choice. Null: never.
-  bool (*leaves)(const Problem& p) = nullptr;
+  // Whether another row of the registry that also takes the problem is the better choice on a GPU with these features
+  // (bits as in `needs`). Null: never.
+  bool (*leaves)(const Problem& p, unsigned features) = nullptr;
   // Used instead of make_plan where the operation is kAttentionBackward.
   std::unique_ptr<BackwardPlan> (*make_backward_plan)(const BackwardProblem& p, int32_t device_index) = nullptr;
   // As refusal, for what only the backward has. Null: it takes all.
   std::string (*backward_refusal)(const BackwardProblem& p) = nullptr;
-  // GPUs with all of these features have better rows, and take this one only where ATTUNE_KERNEL names it. 0: none.
-  unsigned left_by = 0;
 };
 inline constexpr char kAttention[] = "attention", kAttentionBackward[] = "attention_backward";  // Kernel::operation
 

@@ -7,6 +7,10 @@
 
 #include "ptx/architecture.h"
 
+namespace attune {
+struct Problem;
+}
+
 namespace attune::cuda {
 
 // CUDA C++ Programming Guide, "Compute Capabilities".
@@ -49,6 +53,8 @@ struct Target {
 
 // What kernels made of warpgroups need.
 constexpr unsigned kWarpgroups = ptx::kDependentLaunch | ptx::kClusters | ptx::kTma | ptx::kRegisterMoves | ptx::kWgmma;
+// Kernel::leaves of those of mma.sync that have one of warpgroups beside them.
+inline bool leaves_to_warpgroups(const Problem&, unsigned features) { return (features & kWarpgroups) == kWarpgroups; }
 
 // Why no kernel runs on GPUs of that capability, as the end of a sentence about one; or "".
 std::string too_old(int capability);

@@ -54,7 +54,6 @@ const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_ty
     if (k->device_type != device_type || std::strcmp(k->operation, operation) != 0 ||
         !(any || std::strcmp(forced, k->name) == 0))
       continue;
-    if (any && k->left_by != 0 && (target.features & k->left_by) == k->left_by) continue;
     std::string refusal = k->refusal != nullptr ? k->refusal(p) : std::string();
     // backward_refusal may only be asked about a problem that the coverage takes: it reads fields that others lack.
     const int distance_of_axes = k->coverage.distance(t);
@@ -62,14 +61,14 @@ const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_ty
       refusal = k->backward_refusal(*backward);
     const std::string feature = cuda::missing_feature(k->needs, target);
     const int distance = distance_of_axes + (refusal.empty() ? 0 : 1) + (feature.empty() ? 0 : 1);
-    const bool leaves = any && k->leaves != nullptr && k->leaves(p);
+    const bool leaves = any && k->leaves != nullptr && k->leaves(p, target.features);
     if (distance == 0) {
       if (!leaves) return *k;
       if (left == nullptr) left = k;
       continue;
     }
     // Among rows that are equally near, prefers one for queries of this dtype, then one that does not leave the problem
-    // to a later row.
+    // to another.
     const int queries = static_cast<int>(Axis::kQueryDtype);
     const bool other_queries = (t.axes[queries] & ~k->coverage.axes[queries]) != 0;
     const int from = 4 * distance + (other_queries ? 2 : 0) + (leaves ? 1 : 0);

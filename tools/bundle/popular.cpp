@@ -73,6 +73,11 @@ void add(const attune_attention& a, const Gpu& gpu, Kernels& kernels) {
   if (c.cluster == 0) add(c.schedule_kernel(), kernels);
 }
 
+void add_prompt_by_mma(const Problem& p, const Gpu& gpu, Kernels& kernels) {
+  const cuda::decode::DeviceShape& shape = gpu.shape;
+  add(cuda::prefill_mma::choose_config(p, shape.shared_bytes_per_sm, shape.shared_bytes_per_block).kernel(), kernels);
+}
+
 void add_prompt(const attune_attention& a, const Gpu& gpu, Kernels& kernels) {
   const Problem any = make_problem(a, Data::kOptional);
   const Kernel& row = gpu.has_wgmma()                 ? cuda::prefill::kernel_for(any)
@@ -81,13 +86,12 @@ void add_prompt(const attune_attention& a, const Gpu& gpu, Kernels& kernels) {
   const std::optional<Problem> p = covered(row, any, a);
   if (!p) return;
   if (cuda::attention::has_prologue(*p)) add(cuda::kernel_of(cuda::attention::to_prepare(*p, nullptr)), kernels);
-  if (!gpu.has_wgmma())
-    return add(
-        cuda::prefill_mma::choose_config(*p, gpu.shape.shared_bytes_per_sm, gpu.shape.shared_bytes_per_block).kernel(),
-        kernels);
+  if (!gpu.has_wgmma()) return add_prompt_by_mma(*p, gpu, kernels);
   const cuda::prefill::Config c = cuda::prefill::choose_config(*p, gpu.shape.num_sms);
   add(c.main_kernel(), kernels);
   add(c.schedule_kernel(), kernels);
+  if (cuda::prefill::is_short_prompt(*p) && covered(cuda::prefill_mma_kernel(), any, a))
+    add_prompt_by_mma(*p, gpu, kernels);
 }
 
 // Prompts beside decoding.

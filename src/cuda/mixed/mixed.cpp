@@ -94,7 +94,7 @@ std::string refusal(const Problem& p) {
   return why.empty() ? decode::refusal(p) : why;
 }
 
-bool leaves(const Problem& p) { return !mixed::may_be_mixed(p); }
+bool leaves(const Problem& p, unsigned) { return !mixed::may_be_mixed(p); }
 
 }  // namespace
 

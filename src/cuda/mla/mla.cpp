@@ -109,8 +109,7 @@ const Kernel& mla_kernel() {
 
 const Kernel& mla_mma_kernel() {
   static const Kernel kernel{"cuda_mla_mma", "attention",   ATTUNE_DEVICE_CUDA, 0,
-                             coverage(0),    make_mma_plan, mla::refusal,       nullptr,
-                             nullptr,        nullptr,       kWarpgroups};
+                             coverage(0),    make_mma_plan, mla::refusal,       leaves_to_warpgroups};
   return kernel;
 }
 

@@ -247,43 +247,32 @@ Coverage coverage_of_codes() {
   return c;
 }
 
+bool leaves(const Problem& p, unsigned features) {
+  return prefill::has_few_rows(p) || (leaves_to_warpgroups(p, features) && !prefill::is_short_prompt(p));
+}
+
+bool leaves_fp32(const Problem& p, unsigned features) {
+  return leaves_to_warpgroups(p, features) || prefill_fp32_kernel().leaves(p, features);
+}
+
 }  // namespace
 
 const Kernel& prefill_mma_kernel() {
-  static const Kernel kernel{"cuda_prefill_mma", "attention",          ATTUNE_DEVICE_CUDA,    0,       coverage(),
-                             make_plan_of_own,   prefill_mma::refusal, prefill::has_few_rows, nullptr, nullptr,
-                             ptx::kWgmma};
+  static const Kernel kernel{"cuda_prefill_mma", "attention",      ATTUNE_DEVICE_CUDA,   0,
+                             coverage(),         make_plan_of_own, prefill_mma::refusal, leaves};
   return kernel;
 }
 
 const Kernel& prefill_fp32_mma_kernel() {
   const Kernel& with_wgmma = prefill_fp32_kernel();
-  static const Kernel kernel{"cuda_prefill_fp32_mma",
-                             "attention",
-                             ATTUNE_DEVICE_CUDA,
-                             0,
-                             with_wgmma.coverage,
-                             make_plan_as_fp32,
-                             with_wgmma.refusal,
-                             with_wgmma.leaves,
-                             nullptr,
-                             nullptr,
-                             ptx::kWgmma};
+  static const Kernel kernel{"cuda_prefill_fp32_mma", "attention",       ATTUNE_DEVICE_CUDA, 0,
+                             with_wgmma.coverage,     make_plan_as_fp32, with_wgmma.refusal, leaves_fp32};
   return kernel;
 }
 
 const Kernel& prefill_fp8_mma_kernel() {
-  static const Kernel kernel{"cuda_prefill_fp8_mma",
-                             "attention",
-                             ATTUNE_DEVICE_CUDA,
-                             0,
-                             coverage_of_codes(),
-                             make_plan_of_codes,
-                             refusal_of_codes,
-                             nullptr,
-                             nullptr,
-                             nullptr,
-                             ptx::kWgmma};
+  static const Kernel kernel{"cuda_prefill_fp8_mma", "attention",        ATTUNE_DEVICE_CUDA, 0,
+                             coverage_of_codes(),    make_plan_of_codes, refusal_of_codes,   leaves_to_warpgroups};
   return kernel;
 }
 

@@ -100,10 +100,12 @@ int64_t most_rows(const Problem& p) {
 
 // 16-bit queries come to cuda_prefill_fp32 if the TMA cannot copy their cache. With too few rows for a row block decode
 // is as fast, so it leaves them.
-bool leaves_fp32(const Problem& p) {
+bool leaves_fp32(const Problem& p, unsigned) {
   if (p.q.dtype == ATTUNE_FLOAT32) return prefill::has_few_rows(p);
-  return p.cache && most_rows(p) < 128;
+  return (p.cache && most_rows(p) < 128) || prefill::is_short_prompt(p);
 }
+
+bool leaves(const Problem& p, unsigned) { return prefill::has_few_rows(p) || prefill::is_short_prompt(p); }
 
 std::unique_ptr<KernelPlan> make_plan_as_fp32(const Problem& p, int32_t device) {
   if (p.q.dtype == ATTUNE_FLOAT32) return make_plan(p, device);
@@ -114,7 +116,7 @@ std::unique_ptr<KernelPlan> make_plan_as_fp32(const Problem& p, int32_t device) 
 
 const Kernel& prefill_kernel() {
   static const Kernel kernel{"cuda_prefill", "attention", ATTUNE_DEVICE_CUDA, kWarpgroups,
-                             coverage(),     make_plan,   prefill::refusal,   prefill::has_few_rows};
+                             coverage(),     make_plan,   prefill::refusal,   leaves};
   return kernel;
 }
 
@@ -134,6 +136,15 @@ namespace prefill {
 
 // Blocks of 128 rows waste work where sequences have few rows; decode has blocks of 16.
 bool has_few_rows(const Problem& p) { return p.cache && most_rows(p) < 32; }
+
+// By measurement on an H200, of scores without terms and masks: up to one row block of 128 queries a head, and two
+// blocks a multiprocessor. With batch_invariant the choice must not depend on the other sequences.
+bool is_short_prompt(const Problem& p) {
+  constexpr int64_t kRows = 128, kBlocks = 256;
+  return p.dense_kv && !p.cache && !p.batch_invariant && p.q.element_size == 2 && p.max_seqlen_q <= kRows &&
+         p.k.rows <= kRows * p.batch && p.batch * p.heads_q <= kBlocks && attention::score_kinds(p) == 0 &&
+         attention::mask_kinds(p) == 0;
+}
 
 const Kernel& kernel_for(const Problem& p) {
   if (p.q.dtype == ATTUNE_FLOAT32) return prefill_fp32_kernel();

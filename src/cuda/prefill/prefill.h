@@ -19,6 +19,8 @@ const Kernel& prefill_fp32_kernel();
 namespace prefill {
 // Whether a call over a cache has so few rows that most of a row block would be empty.
 bool has_few_rows(const Problem& p);
+// Dense prompts of which all row blocks are short and run at once: cuda_prefill_mma starts and ends them sooner.
+bool is_short_prompt(const Problem& p);
 // The kernel of the three above that takes the problem.
 const Kernel& kernel_for(const Problem& p);
 // A plan of that kernel. Sequences with at most max_decode_q queries are left to another kernel.
