@@ -128,9 +128,9 @@ TEST(Architecture, GpusGetKernelsThatRunThere) {
   EXPECT_EQ(choose(kMla, 90), "cuda_mla");
 }
 
-// So attune check --stress runs them as sm_80.
+// So attune check --stress runs them as sm_80, and on Hopper those of mma.sync that are chosen there.
 TEST(Architecture, BatchesOfServersReachAllKernels) {
-  std::map<std::string, int> taken, with_prologue;
+  std::map<std::string, int> taken, with_prologue, on_hopper;
   for (uint64_t i = 0; i < 400; ++i) {
     const cases::Case spec = cases::serving_case(1, i, 200, 500);
     if (std::string_view(cases::operation_name(spec)) != kAttention) continue;
@@ -141,12 +141,14 @@ TEST(Architecture, BatchesOfServersReachAllKernels) {
           choose_kernel(p, traits_of(p, problem.host()), ATTUNE_DEVICE_CUDA, kAttention, own_target(80)).name;
       ++taken[name];
       if (p.prologue.append) ++with_prologue[name];
+      ++on_hopper[choose_kernel(p, traits_of(p, problem.host()), ATTUNE_DEVICE_CUDA, kAttention, own_target(90)).name];
     } catch (const Failure& e) {
       EXPECT_EQ(e.status(), ATTUNE_UNSUPPORTED);
     }
   }
   for (const char* name : {"cuda_decode", "cuda_prefill_mma", "cuda_prefill_fp32_mma", "cuda_prefill_fp8_mma"})
     EXPECT_GT(taken[name], 10) << name;
+  for (const char* name : {"cuda_prefill", "cuda_prefill_mma"}) EXPECT_GT(on_hopper[name], 0) << name;
   for (const char* name : {"cuda_prefill_mma", "cuda_prefill_fp32_mma"}) EXPECT_GT(with_prologue[name], 0) << name;
 }
 

@@ -138,7 +138,10 @@ int64_t draw_length(Random& r, int64_t most) {
 
 void draw_lengths(Random& r, Case& c, Kind kind, int64_t budget) {
   const bool cached = c.kv != KvSource::kDense;
-  const int64_t most_sequences = r.pick<int64_t>({1, 3, 20, 100, 400}), longest = r.pick<int64_t>({70, 600, 3000});
+  // Few and short, as encoders have them: Hopper has another kernel for these.
+  const bool short_prompts = kind == Kind::kPrefill && r.chance(0.2);
+  const int64_t most_sequences = short_prompts ? r.integer(1, 16) : r.pick<int64_t>({1, 3, 20, 100, 400});
+  const int64_t longest = short_prompts ? 128 : r.pick<int64_t>({70, 600, 3000});
   const bool decode = kind == Kind::kDecode || kind == Kind::kMla || kind == Kind::kMlaSparse;
   const bool beams = c.beam_width > 1;
   const int64_t tokens = !decode ? 0 : beams ? 1 : r.pick<int64_t>({1, 1, 1, 2, 4});
@@ -169,7 +172,7 @@ void draw_lengths(Random& r, Case& c, Kind kind, int64_t budget) {
     c.beam_prompt.push_back(c.beam_prompt.back());
   }
   c.queries = decode && r.chance(0.5) ? QueryShape::kFixed : QueryShape::kRagged;
-  c.max_seqlens = r.chance(0.3);
+  c.max_seqlens = short_prompts || r.chance(0.3);
   // A ring that holds the window, of any depth from there.
   if (kind == Kind::kDecode && !beams && c.new_tokens && c.window_left > 0 && c.cache.format == ATTUNE_KV_PLAIN &&
       tokens <= 8)
