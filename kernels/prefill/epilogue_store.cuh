@@ -198,7 +198,7 @@ __device__ __forceinline__ void store_split(const WorkTileParams& p, const WorkT
 }
 
 // Packed rows that a warp combines together, and splits whose loads it has in flight. One row and split at a time, a
-// block waited for the L2 cache 16 * (1 + splits) times, 0.5 us each.
+// warp would wait for the L2 cache 16 * (1 + splits) times.
 constexpr int kChannelPairs = (Config::kChannels + 63) / 64;  // of a lane
 constexpr int kRowsAtOnce = Config::kCached && kChannelPairs <= 2 ? 4 : 2, kSplitsAtOnce = 4;
 

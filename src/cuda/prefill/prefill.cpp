@@ -99,7 +99,7 @@ int64_t most_rows(const Problem& p) {
 }
 
 // 16-bit queries come to cuda_prefill_fp32 if the TMA cannot copy their cache. With too few rows for a row block decode
-// is as fast, so it leaves them.
+// is as fast, so it leaves them. Short prompts are left to cuda_prefill_mma, a later row.
 bool leaves_fp32(const Problem& p, unsigned) {
   if (p.q.dtype == ATTUNE_FLOAT32) return prefill::has_few_rows(p);
   return (p.cache && most_rows(p) < 128) || prefill::is_short_prompt(p);
