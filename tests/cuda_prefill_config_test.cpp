@@ -45,9 +45,10 @@ TEST(CudaPrefillConfig, KnowsSequencesThatAreAlike) {
            std::pair{R"("seqlens_q": 150, "seqlens_kv": [150, 150, 150], "causal": true)", 2},
            {R"("seqlens_q": 150, "seqlens_kv": [150, 150, 150])", 2},
            {R"("seqlens_q": 70, "seqlens_kv": [400, 400], "causal": true)", 2},
-           {R"("seqlens_q": 70, "seqlens_kv": [513, 513], "causal": true)",
-            0},  // of five tiles, too few for 132 multiprocessors
-           {R"("seqlens_q": 70, "seqlens_kv": [513, 513], "causal": true, "batch_invariant": true)", 2},
+           {R"("seqlens_q": 70, "seqlens_kv": [1024, 1024], "causal": true)", 2},  // eight tiles stay whole
+           {R"("seqlens_q": 70, "seqlens_kv": [1025, 1025], "causal": true)",
+            0},  // of nine tiles, too few for 132 multiprocessors
+           {R"("seqlens_q": 70, "seqlens_kv": [1025, 1025], "causal": true, "batch_invariant": true)", 2},
            {R"("seqlens_q": 70, "seqlens_kv": [60, 60], "causal": true)", 0},
            {R"("seqlens_q": 150, "seqlens_kv": [150, 150], "window": [70, 0])", 0},
            {R"("seqlens_q": 150, "seqlens_kv": [150, 150], "window": [-1, 70])", 0},
@@ -66,10 +67,10 @@ TEST(CudaPrefillConfig, KnowsSequencesThatAreAlike) {
   }
   // As many that none need be cut.
   cases::Problem problem(tests::make_case(cases::Row(R"("heads": [4, 2], "head_dim": [128, 128],
-      "dtype": "bf16", "kv": "dense", "cu_seqlens_kv": false, "queries": "fixed", "causal": true, "seqlens_q": 640,
-      "seqlens_kv": [640, 640, 640, 640, 640, 640, 640, 640, 640, 640, 640, 640, 640, 640])")));
+      "dtype": "bf16", "kv": "dense", "cu_seqlens_kv": false, "queries": "fixed", "causal": true, "seqlens_q": 1280,
+      "seqlens_kv": [1280, 1280, 1280, 1280, 1280, 1280, 1280])")));
   const Problem p = make_problem(problem.host(), Data::kRequired);
-  EXPECT_EQ(prefill::to_params(p, prefill::choose_config(p, 132), nullptr).blocks_each, 5);
+  EXPECT_EQ(prefill::to_params(p, prefill::choose_config(p, 132), nullptr).blocks_each, 10);
 }
 
 // Two blocks copy the keys of prompts together, each for half of the query heads of a KV head.

@@ -60,7 +60,7 @@ TEST_F(CudaPrefill, PackedCodesLongerThanATile) {
 TEST_F(CudaPrefill, SplitsAlongTheKeys) {
   std::vector<cases::Case> list;
   const cases::Row common(R"("name": "split", "head_dim": [128, 128], "dtype": "bf16", "kv": "paged", "causal": true,
-      "seqlens_q": [1, 2, 1], "seqlens_kv": [9000, 700, 15000], "max_logits": true, "cache": {"page_size": 64})");
+      "seqlens_q": [1, 2, 1], "seqlens_kv": [9000, 700, 25000], "max_logits": true, "cache": {"page_size": 64})");
   for (const char* heads :
        {R"("heads": [8, 1])", R"("heads": [48, 1])", R"("heads": [128, 1])", R"("heads": [32, 8])"}) {
     for (const bool invariant : {false, true})

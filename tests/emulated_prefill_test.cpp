@@ -192,6 +192,17 @@ TEST_F(EmulatedPrefill, SplitsAlongTheKeysAndRunsAgain) {
     EXPECT_EQ(run(tests::make_case(common.with(heads)), 2), "") << heads;
 }
 
+// A warp has the stats of 32 splits at a time. By ALiBi the largest scores are in the last split.
+TEST_F(EmulatedPrefill, MoreSplitsThanAWarpHasLanes) {
+  blocks_ = 40;
+  const cases::Row common(R"("heads": [2, 1], "head_dim": [16, 16], "dtype": "bf16", "kv": "paged", "causal": true,
+      "seqlens_q": [3], "seqlens_kv": [18000], "max_logits": true, "cache": {"page_size": 64})");
+  for (const char* rest : {"", R"("alibi": true)"}) {
+    EXPECT_EQ(run(tests::make_case(common.with(rest)), 2), "") << rest;
+    EXPECT_EQ(splits_, 1);
+  }
+}
+
 // Work tiles go through some head tiles, then the next ones, of which there are fewer at the end.
 TEST_F(EmulatedPrefill, HeadTilesInTurns) {
   const cases::Row common(R"("head_dim": [64, 64], "dtype": "bf16", "kv": "dense", "causal": true)");

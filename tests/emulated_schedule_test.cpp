@@ -32,7 +32,7 @@ class EmulatedSchedule : public EmulatedPrefill {
     const prefill::Config c = prefill::choose_config(p, num_sms);
     cases::Workspace workspace(cases::host_memory(), c.workspace_bytes());
     kernels::WorkTileParams params = prefill::to_params(p, c, workspace.buffer.device());
-    if (fewest_tiles > 0) params.fewest_tiles = fewest_tiles;
+    if (fewest_tiles > 0) params.fewest_tiles = params.whole_tiles = fewest_tiles;
     emulate_schedule(c, params);
     if (std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
 
@@ -144,6 +144,19 @@ TEST_F(EmulatedSchedule, FillsTheGridWhateverTheLengths) {
   }
   Time time;
   EXPECT_EQ(check(of(std::vector<int64_t>(100, 8192)), 132, false, 0, &time), "");
+}
+
+// Two short splits that are combined would take longer than the whole.
+TEST_F(EmulatedSchedule, LeavesEightTilesWhole) {
+  const auto of = [](int64_t keys, const char* dtype) {
+    return tests::make_case(
+        cases::Row(R"("heads": [2, 2], "head_dim": [16, 16], "kv": "dense", "causal": true, "seqlens_q": [1])")
+            .set("dtype", dtype)
+            .set("seqlens_kv", std::vector<int64_t>{keys}));
+  };
+  EXPECT_EQ(check(of(8 * 128, "bf16"), 132, false), "");
+  EXPECT_EQ(check(of(8 * 128 + 1, "bf16"), 132, true), "");
+  EXPECT_EQ(check(of(8 * 64, "f32"), 132, true), "");  // tiles of 64 keys, which take longer
 }
 
 TEST_F(EmulatedSchedule, CutsPartsAsShortAsItIsTold) {

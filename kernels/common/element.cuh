@@ -64,4 +64,20 @@ __device__ __forceinline__ void store_element(int dtype, void* array, long long 
   }
 }
 
+// Stores four channels, which are dim_stride elements apart, from element `at` on.
+template <int kType>
+__device__ __forceinline__ void store_four(void* array, long long at, long long dim_stride, const float4& x) {
+  if constexpr (element_size(kType) == 2) {
+    auto* const to = reinterpret_cast<uint2*>(static_cast<char*>(array) + 2 * at);
+    if (dim_stride == 1 && reinterpret_cast<unsigned long long>(to) % sizeof(uint2) == 0) {
+      *to = uint2{pack<kType>(x.x, x.y), pack<kType>(x.z, x.w)};
+      return;
+    }
+  }
+  store_element(kType, array, at, x.x);
+  store_element(kType, array, at + dim_stride, x.y);
+  store_element(kType, array, at + 2 * dim_stride, x.z);
+  store_element(kType, array, at + 3 * dim_stride, x.w);
+}
+
 }  // namespace attune::common

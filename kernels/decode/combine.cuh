@@ -107,7 +107,7 @@ __device__ __forceinline__ void combine_row(const AttentionParams& p, const Spli
     const int channel = (v * 32 + lane) * 4;
     if (channel >= Config::kHeadDimV) continue;
     o[v].x *= factor, o[v].y *= factor, o[v].z *= factor, o[v].w *= factor;
-    store_four(p, at + channel * p.out_dim_stride, o[v]);
+    common::store_four<Config::kOutType>(p.out, at + channel * p.out_dim_stride, p.out_dim_stride, o[v]);
   }
 }
 

@@ -135,21 +135,6 @@ __device__ __forceinline__ void store_warp_o(const AttentionState& state,
   }
 }
 
-// Stores four channels of a row of the output, from element `at` on.
-__device__ __forceinline__ void store_four(const AttentionParams& p, long long at, const float4& x) {
-  if constexpr (common::element_size(Config::kOutType) == 2) {
-    auto* const to = reinterpret_cast<uint2*>(static_cast<char*>(p.out) + 2 * at);
-    if (p.out_dim_stride == 1 && reinterpret_cast<unsigned long long>(to) % sizeof(uint2) == 0) {
-      *to = uint2{common::pack<Config::kOutType>(x.x, x.y), common::pack<Config::kOutType>(x.z, x.w)};
-      return;
-    }
-  }
-  common::store_element(Config::kOutType, p.out, at, x.x);
-  common::store_element(Config::kOutType, p.out, at + p.out_dim_stride, x.y);
-  common::store_element(Config::kOutType, p.out, at + 2 * p.out_dim_stride, x.z);
-  common::store_element(Config::kOutType, p.out, at + 3 * p.out_dim_stride, x.w);
-}
-
 // What a thread stores of the exchanged channels: groups of four, each of one row.
 class OutputGroups {
  public:
@@ -173,7 +158,7 @@ class OutputGroups {
       if (partial.out != nullptr) {
         *reinterpret_cast<float4*>(partial.out + row(i) * Config::kHeadDimV + channel) = sum;
       } else {
-        store_four(p, out_at_[i] + channel * p.out_dim_stride, sum);
+        common::store_four<Config::kOutType>(p.out, out_at_[i] + channel * p.out_dim_stride, p.out_dim_stride, sum);
       }
     }
   }

@@ -2,6 +2,7 @@
 // The epilogue of a work tile, for the consumer warps of all prefill kernels.
 #pragma once
 
+#include "prefill/combine.cuh"
 #include "prefill/recompute.cuh"
 
 namespace attune::prefill {

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores of the epilogue: normalized rows to `out`, or a split to the workspace. The block that finishes the last split
-// combines all of them, in the order of their keys.
+// Stores of the epilogue: normalized rows to `out`, or a split to the workspace.
 #pragma once
 
 #include "common/finish.cuh"
-#include "common/lanes.cuh"
 #include "prefill/accumulators.cuh"
-#include "ptx/atomic.cuh"
-#include "ptx/barrier.cuh"
 #include "ptx/matrix.cuh"
 #include "ptx/shared.cuh"
 
@@ -195,96 +191,6 @@ __device__ __forceinline__ void store_split(const WorkTileParams& p, const WorkT
           make_float2(a.o[from] * a.o_scale[h], a.o[from + Accumulators::kPairStep] * a.o_scale[h]);
     }
   }
-}
-
-// Packed rows that a warp combines together, and splits whose loads it has in flight. One row and split at a time, a
-// warp would wait for the L2 cache 16 * (1 + splits) times.
-constexpr int kChannelPairs = (Config::kChannels + 63) / 64;  // of a lane
-constexpr int kRowsAtOnce = Config::kCached && kChannelPairs <= 2 ? 4 : 2, kSplitsAtOnce = 4;
-
-// One warp combines packed rows row, row + kConsumerWarps... below num_rows, kRowsAtOnce of them.
-// M = max_i m_i; L = sum_i l_i 2^(m_i - M); O = sum_i o_i 2^(m_i - M).
-__device__ __forceinline__ void combine_rows(const WorkTileParams& p, const WorkTile& t, int head_tile, int row,
-                                             int num_rows) {
-  const int lane = threadIdx.x % 32;
-  const auto row_at = [&](int r) { return min(row + r * Config::kConsumerWarps, num_rows - 1); };
-  const long long begin = split_row(p, t, head_tile, 0);
-  const float2* const stats_begin = reinterpret_cast<const float2*>(p.partial_stats) + begin;
-  const float* const out_begin = p.partial_out + begin * Config::kChannels + 2 * lane;
-  const auto at = [&](int r, int i) { return i * p.num_head_tiles * Config::kRows + row_at(r); };
-  const auto stats = [&](int r, int i) { return ptx::load_from_l2(stats_begin + at(r, i)); };
-  float max[kRowsAtOnce], row_max_ref[kRowsAtOnce], row_sum[kRowsAtOnce] = {};
-#pragma unroll
-  for (int r = 0; r < kRowsAtOnce; ++r) max[r] = -ptx::infinity();
-  for (int i = lane; i < t.num_splits; i += 32) {
-#pragma unroll
-    for (int r = 0; r < kRowsAtOnce; ++r) max[r] = fmaxf(max[r], stats(r, i).x);
-  }
-#pragma unroll
-  for (int r = 0; r < kRowsAtOnce; ++r) {
-    max[r] = common::max_of_lanes(max[r]);
-    row_max_ref[r] = finite_row_max(max[r]);
-  }
-  float2 o[kRowsAtOnce][kChannelPairs] = {};
-#pragma unroll 1
-  for (int first = 0; first < t.num_splits; first += kSplitsAtOnce) {
-    float2 part[kSplitsAtOnce][kRowsAtOnce], x[kSplitsAtOnce][kRowsAtOnce][kChannelPairs];
-#pragma unroll
-    for (int s = 0; s < kSplitsAtOnce; ++s) {
-      const int i = min(first + s, t.num_splits - 1);
-#pragma unroll
-      for (int r = 0; r < kRowsAtOnce; ++r) {
-        part[s][r] = stats(r, i);
-        const float* const from = out_begin + static_cast<long long>(at(r, i)) * Config::kChannels;
-#pragma unroll
-        for (int k = 0; k < kChannelPairs; ++k) {
-          if (64 * k + 2 * lane < Config::kChannels)
-            x[s][r][k] = ptx::load_from_l2(reinterpret_cast<const float2*>(from + 64 * k));
-        }
-      }
-    }
-#pragma unroll
-    for (int s = 0; s < kSplitsAtOnce; ++s) {
-      if (first + s >= t.num_splits) break;
-#pragma unroll
-      for (int r = 0; r < kRowsAtOnce; ++r) {
-        const float rescale = ptx::exp2_approx(part[s][r].x - row_max_ref[r]);
-        row_sum[r] += rescale * part[s][r].y;
-#pragma unroll
-        for (int k = 0; k < kChannelPairs; ++k) {
-          if (64 * k + 2 * lane < Config::kChannels)
-            o[r][k].x += rescale * x[s][r][k].x, o[r][k].y += rescale * x[s][r][k].y;
-        }
-      }
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < kRowsAtOnce; ++r) {
-    if (row + r * Config::kConsumerWarps >= num_rows) break;
-    const int local = row_at(r) / p.heads_of_tile, token = t.token_begin + local,
-              head = head_tile * p.heads_of_tile + row_at(r) - local * p.heads_of_tile;
-    float factor = 0;
-    if (lane == 0) factor = common::finish_row(p, t.batch, t.q_begin, token, head, max[r], row_sum[r]);
-    factor = __shfl_sync(0xffffffffu, factor, 0);
-#pragma unroll
-    for (int k = 0; k < kChannelPairs; ++k)
-      store_pair(p, out_at(p, t, token, head), 64 * k + 2 * lane, o[r][k].x * factor, o[r][k].y * factor);
-  }
-}
-
-// Called by all consumer threads. Which block combines differs between runs, but the bits do not.
-__device__ __forceinline__ void combine_last(const WorkTileParams& p, const WorkTile& t, int head_tile, int& is_last) {
-  ptx::named_barrier_sync(kConsumerBarrier, Config::kConsumerThreads);
-  if (consumer_thread() == 0) {  // racecheck has reported is_last: two named-barrier syncs order it
-    const unsigned last = static_cast<unsigned>(t.num_splits - 1);
-    is_last = ptx::count_arrival(p.splits_done + t.split_tile * p.num_head_tiles + head_tile, last) == last ? 1 : 0;
-  }
-  ptx::named_barrier_sync(kConsumerBarrier, Config::kConsumerThreads);
-  if (is_last == 0) return;
-  const int num_rows = t.num_tokens * p.heads_of_tile;
-#pragma unroll 1
-  for (int row = consumer_thread() / 32; row < num_rows; row += kRowsAtOnce * Config::kConsumerWarps)
-    combine_rows(p, t, head_tile, row, num_rows);
 }
 
 }  // namespace attune::prefill

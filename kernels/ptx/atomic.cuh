@@ -54,6 +54,18 @@ __device__ __forceinline__ float4 load_from_l2(const float4* at) {
                : "memory");
   return x;
 }
+// Zeros if it does not load. A branch around each of several loads would keep the compiler from issuing them together.
+__device__ __forceinline__ float4 load_from_l2_if(bool loads, const float4* at) {
+  float4 x;
+  asm volatile(
+      "{.reg .pred loads;\n setp.ne.s32 loads, %5, 0;\n"
+      "mov.f32 %0, 0f00000000;\n mov.f32 %1, 0f00000000;\n mov.f32 %2, 0f00000000;\n mov.f32 %3, 0f00000000;\n"
+      "@loads ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];}"
+      : "=&f"(x.x), "=&f"(x.y), "=&f"(x.z), "=&f"(x.w)
+      : "l"(at), "r"(loads ? 1 : 0)
+      : "memory");
+  return x;
+}
 __device__ __forceinline__ float2 load_from_l2(const float2* at) {
   float2 x;
   asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(at) : "memory");

@@ -42,7 +42,7 @@ __device__ __forceinline__ int choose_split_size(const WorkTileParams& p, int nu
                                                  SharedStorage& shared) {
   const long long cost = total * p.num_head_tiles;
   const bool ideal_is_less = cost <= static_cast<long long>(max_cost - 1) * p.num_blocks;
-  if (p.no_splits || max_cost <= p.fewest_tiles || !ideal_is_less) return max_cost;
+  if (p.no_splits || max_cost <= p.whole_tiles || !ideal_is_less) return max_cost;
   if (cost >> 32 != 0) return max_cost;  // a sequence of more than 2^30 keys: avoids a 64-bit division
   const unsigned even_share = (static_cast<unsigned>(cost) - 1) / static_cast<unsigned>(p.num_blocks) + 1;
   const int ideal = max(static_cast<int>(even_share), p.fewest_tiles);

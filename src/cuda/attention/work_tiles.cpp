@@ -89,6 +89,7 @@ kernels::WorkTileParams to_params(const Problem& p, const kernels::T5Table& t5, 
   k.num_blocks = c.blocks;
   k.max_work_tiles = to_int(c.max_work_tiles);
   k.fewest_tiles = c.fewest_tiles;
+  k.whole_tiles = c.whole_tiles;
   k.store_vectors = strides_fit(p.out) && reinterpret_cast<uintptr_t>(p.out.data) % kAlignment == 0 &&
                             p.out.element_size == 2 && p.head_dim_v % 8 == 0
                         ? 1

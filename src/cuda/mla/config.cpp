@@ -200,7 +200,7 @@ Config choose_config(const Problem& p, int num_sms) {
   c.rows = choice.rows;
   c.swap_ab = c.rows < kMlaBlockM && c.producer == kernels::kMlaDequant656;
   c.m16 = c.rows == kernels::kMlaM16Rows && !c.swap_ab;
-  c.fewest_tiles = choice.fewest_tiles;
+  c.fewest_tiles = c.whole_tiles = choice.fewest_tiles;
   if (c.m16 && c.producer == kernels::kMlaTma) c.producer = kernels::kMlaGather;
   c.heads_of_tile = attention::choose_heads_of_tile(p.group, choice.rows, tokens_of_keys(p));
   c.tokens_of_tile = p.sparse || c.m16 || c.swap_ab ? 1 : kMlaBlockM / c.heads_of_tile;

@@ -39,7 +39,7 @@ Config choose_mma_config(const Problem& p, int num_sms, int64_t shared_bytes) {
   }
   c.heads_of_tile = attention::choose_heads_of_tile(p.group, c.rows, tokens);
   c.tokens_of_tile = p.sparse ? 1 : c.rows / c.heads_of_tile;
-  c.fewest_tiles = kFewestKeysOfSplit / c.keys;
+  c.fewest_tiles = c.whole_tiles = kFewestKeysOfSplit / c.keys;
   attention::choose_grid(p, num_sms, c);
   c.count_row_pairs(p, num_sms);
   return c;

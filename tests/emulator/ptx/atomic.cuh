@@ -36,6 +36,7 @@ inline void wait_for_change(const unsigned* at, unsigned x) {
   if (load_acquire(at) == x) emulator::fail("a kernel waits for what none before it has released");
 }
 inline float4 load_from_l2(const float4* at) { return *at; }
+inline float4 load_from_l2_if(bool loads, const float4* at) { return loads ? *at : float4{0, 0, 0, 0}; }
 inline float2 load_from_l2(const float2* at) { return *at; }
 
 }  // namespace attune::ptx
