@@ -131,7 +131,8 @@ TEST(Architecture, GpusGetKernelsThatRunThere) {
 // So attune check --stress runs them as sm_80, and on Hopper those of mma.sync that are chosen there.
 TEST(Architecture, BatchesOfServersReachAllKernels) {
   std::map<std::string, int> taken, with_prologue, on_hopper;
-  for (uint64_t i = 0; i < 400; ++i) {
+  int several_short_prompts = 0;
+  for (uint64_t i = 0; i < 1000; ++i) {
     const cases::Case spec = cases::serving_case(1, i, 200, 500);
     if (std::string_view(cases::operation_name(spec)) != kAttention) continue;
     cases::Problem problem(spec);
@@ -141,7 +142,10 @@ TEST(Architecture, BatchesOfServersReachAllKernels) {
           choose_kernel(p, traits_of(p, problem.host()), ATTUNE_DEVICE_CUDA, kAttention, own_target(80)).name;
       ++taken[name];
       if (p.prologue.append) ++with_prologue[name];
-      ++on_hopper[choose_kernel(p, traits_of(p, problem.host()), ATTUNE_DEVICE_CUDA, kAttention, own_target(90)).name];
+      const std::string there =
+          choose_kernel(p, traits_of(p, problem.host()), ATTUNE_DEVICE_CUDA, kAttention, own_target(90)).name;
+      ++on_hopper[there];
+      if (there == "cuda_prefill_mma" && p.batch > 2 && p.total_q > 128) ++several_short_prompts;
     } catch (const Failure& e) {
       EXPECT_EQ(e.status(), ATTUNE_UNSUPPORTED);
     }
@@ -149,6 +153,7 @@ TEST(Architecture, BatchesOfServersReachAllKernels) {
   for (const char* name : {"cuda_decode", "cuda_prefill_mma", "cuda_prefill_fp32_mma", "cuda_prefill_fp8_mma"})
     EXPECT_GT(taken[name], 10) << name;
   for (const char* name : {"cuda_prefill", "cuda_prefill_mma"}) EXPECT_GT(on_hopper[name], 0) << name;
+  EXPECT_GT(several_short_prompts, 5);
   for (const char* name : {"cuda_prefill_mma", "cuda_prefill_fp32_mma"}) EXPECT_GT(with_prologue[name], 0) << name;
 }
 

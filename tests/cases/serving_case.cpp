@@ -51,8 +51,9 @@ void draw_scores(Random& r, Case& c) {
 // What the kernels of a configuration are compiled for.
 Kind draw_configuration(Random& r, Case& c, uint64_t configuration) {
   const Kind kind = r.pick<Kind>({Kind::kDecode, Kind::kDecode, Kind::kChunk, Kind::kPrefill, Kind::kPrefill,
-                                  Kind::kMixed, Kind::kCodes, Kind::kCodes, Kind::kFloats, Kind::kMla, Kind::kMla,
-                                  Kind::kMlaSparse, Kind::kAny, Kind::kAny, Kind::kAny, Kind::kAny, Kind::kIndexer});
+                                  Kind::kShortPrompts, Kind::kMixed, Kind::kCodes, Kind::kCodes, Kind::kFloats,
+                                  Kind::kMla, Kind::kMla, Kind::kMlaSparse, Kind::kAny, Kind::kAny, Kind::kAny, Kind::kAny,
+                                  Kind::kIndexer});
   if (kind == Kind::kAny) {
     c = r.chance(0.25) ? random_mla_case(configuration) : random_case(configuration);
     return kind;
@@ -83,6 +84,9 @@ Kind draw_configuration(Random& r, Case& c, uint64_t configuration) {
       if (r.chance(0.25)) c.head_dim_qk = 192, c.head_dim_v = 128;
       if (r.chance(0.1)) c.head_dim_qk = c.head_dim_v = 100;
       draw_scores(r, c);
+      break;
+    case Kind::kShortPrompts:
+      c.batch_invariant = false;
       break;
     case Kind::kCodes:
       c.dtype = ATTUNE_FLOAT8_E4M3;
@@ -138,8 +142,8 @@ int64_t draw_length(Random& r, int64_t most) {
 
 void draw_lengths(Random& r, Case& c, Kind kind, int64_t budget) {
   const bool cached = c.kv != KvSource::kDense;
-  // Few and short, as encoders have them: Hopper has another kernel for these.
-  const bool short_prompts = kind == Kind::kPrefill && r.chance(0.2);
+  const bool short_prompts = kind == Kind::kShortPrompts;
+  if (short_prompts) budget = std::max<int64_t>(budget, 2000);
   const int64_t most_sequences = short_prompts ? r.integer(1, 16) : r.pick<int64_t>({1, 3, 20, 100, 400});
   const int64_t longest = short_prompts ? 128 : r.pick<int64_t>({70, 600, 3000});
   const bool decode = kind == Kind::kDecode || kind == Kind::kMla || kind == Kind::kMlaSparse;

@@ -8,7 +8,8 @@
 namespace attune::cases {
 
 // What a batch of attention is like; kAny: as random_case draws it.
-enum class Kind { kDecode, kChunk, kPrefill, kMixed, kCodes, kFloats, kMla, kMlaSparse, kAny, kIndexer };
+// kShortPrompts: few, short, and plain, as encoders have them. Hopper has another kernel for these.
+enum class Kind { kDecode, kChunk, kPrefill, kShortPrompts, kMixed, kCodes, kFloats, kMla, kMlaSparse, kAny, kIndexer };
 
 // A packed row, in place of a plain one.
 void draw_packed(Random& r, Case& c);
