@@ -6,8 +6,8 @@
 //
 // QK GEMM i+1 and PV GEMM i are issued together. Softmax i+1 waits for the QK GEMM only, so O is rescaled one tile
 // late. The two warpgroups alternate (FA3's ping-pong): while one computes exponentials, the tensor cores run the
-// other's GEMMs. Loops: run() calls run_tiles(); the softmax of a tile is in softmax.cuh, softcap has faster loops in
-// mainloop_softcap.cuh.
+// other's GEMMs. run() calls run_tiles(), which has the loop: run_first_tile(), then run_next_tile() of each tile. Their
+// softmax is in softmax.cuh, the loops of a softcap are in mainloop_softcap.cuh.
 #pragma once
 
 #include "prefill/fp16_queries.cuh"
@@ -175,21 +175,55 @@ class Mainloop : Softmax {
   // all tiles have this form, unless kTwoForms
   static constexpr bool kSingleForm = Config::kQuantized || Config::kXpacked;
 
+  // What the tiles of one call of run_tiles() share.
+  struct TileLoop {
+    const WorkTile& work;
+    const Rows& rows;
+    const Tiles& tiles;
+    const TileSpan whole;  // tiles without a mask
+    unsigned (&p_regs)[Config::kPRegs];
+    float (&s)[Config::kKeys / 2];
+    Accumulators& a;
+    int accumulate;  // 0: O is empty
+    int begin, end;
+    bool last_use;  // of q
+    __device__ __forceinline__ TileSpan unmasked() const {
+      return kManyRegisters ? whole : rows.whole_tiles(work, tiles);
+    }
+  };
+
   // Runs tiles [first, tile_end), the last tile first. kCacheForm: they were dequantized or are x-packed. kFirst: O is
   // empty; otherwise `accumulate` says whether it is.
   template <bool kCacheForm, bool kFirst, class Overlap>
   __device__ __forceinline__ void run_tiles(const WorkTile& work, const Rows& rows, const Tiles& tiles, int first,
                                             int tile_end, int accumulate, float (&s)[Config::kKeys / 2],
                                             Accumulators& a, const Overlap& overlap) {
-    const TileSpan whole = rows.whole_tiles(work, tiles);
     unsigned p_regs[Config::kPRegs];
-    float rescale[2];
-    bool rescales = false;
+    TileLoop t{work, rows, tiles, rows.whole_tiles(work, tiles), p_regs, s, a, accumulate, 0, 0, false};
+    run_first_tile<kCacheForm, kFirst>(first, tile_end, t);
+    if constexpr (Config::kDeferredMaxSoftcap) {
+      run_softcap_tiles<kCacheForm>(t);
+    } else {
+      for (int i = t.end - 2; i >= t.begin; --i) run_next_tile<kCacheForm>(i, t);
+    }
+    const VDescriptor<kCacheForm> v = v_descriptor<kCacheForm>();
+    ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
+    pv_gemm<kCacheForm>(p_regs, v, t.accumulate, a.o);
+    if (t.last_use) overlap();
+    ptx::wgmma_wait<Config::kOverlapNextQK ? 1 : 0>();  // overlap() may have issued a QK GEMM, which keeps running
+    ptx::fence_operand(a.o);
+    release_v();
+  }
 
+  // The softmax of tile tile_end - 1, whose QK GEMM has been issued.
+  template <bool kCacheForm, bool kFirst>
+  __device__ __forceinline__ void run_first_tile(int first, int tile_end, TileLoop& t) {
+    auto& [work, rows, tiles, whole, p_regs, s, a, accumulate, begin, end, last_use] = t;
+    float rescale[2];
     // Most first tiles are at an edge. Their mask is computed during the QK GEMM.
     const Rows::VisibleKeys first_mask =
         Config::kPrecomputeMask ? rows.visible_keys(p_, tile_at(work, tiles, tile_end - 1)) : Rows::VisibleKeys{};
-    const int begin = __shfl_sync(0xffffffffu, first, 0), end = __shfl_sync(0xffffffffu, tile_end, 0);
+    begin = __shfl_sync(0xffffffffu, first, 0), end = __shfl_sync(0xffffffffu, tile_end, 0);
     const bool half = kHalfFirstTile && ends_in_half(work, end);
     ptx::wgmma_wait<0>();
     ptx::fence_operand(s);
@@ -197,8 +231,7 @@ class Mainloop : Softmax {
     // uniform.
     if constexpr (!kTwoForms) k_pipe_ = uniform(k_pipe_), v_pipe_ = uniform(v_pipe_);
     if constexpr (Config::kDeferredMaxSoftcap) q_pipe_ = uniform(q_pipe_);
-    // the last use of q
-    const bool last_use = !kTwoForms || kCacheForm || begin == __shfl_sync(0xffffffffu, work.tile_begin, 0);
+    last_use = !kTwoForms || kCacheForm || begin == __shfl_sync(0xffffffffu, work.tile_begin, 0);
     if (end - begin == 1 && last_use) release_q();
     if (!Config::kCached) release_k();
     if constexpr (kHalfFirstTile) {
@@ -214,109 +247,90 @@ class Mainloop : Softmax {
         pack_p<kCacheForm>(s, p_regs);
       }
     } else {
-      rescales =
-          online_softmax<kCacheForm>(rows, work, tiles, end - 1, kManyRegisters ? whole : rows.whole_tiles(work, tiles),
-                                     all_nonnegative(a.row_max), s, rescale, a);
-    }
-    if (!kFirst && rescales) rescale_o(rescale, a.o);
-    if constexpr (!kHalfFirstTile) {
+      const bool rescales = online_softmax<kCacheForm>(rows, work, tiles, end - 1, t.unmasked(),
+                                                       all_nonnegative(a.row_max), s, rescale, a);
+      if (!kFirst && rescales) rescale_o(rescale, a.o);
       reduce_p(kReduceTail<kScores>, kScores, s, a);
       scale_p<kCacheForm>(tiles.is_cached(end - 1), s);
       pack_p<kCacheForm>(s, p_regs);
     }
     if (kReleaseKAfterPack<kCacheForm>) release_k();
-
-    SoftcapState softcap{end - 4};
-    for (int i = end - 2; i >= begin; --i) {
-      if constexpr (Config::kDeferredMaxSoftcap) {
-        if (softcap.may_try(i) && p_.max_logits == nullptr) {
-          i = run_softcap<kCacheForm>(work, rows, tiles, whole, i, begin, last_use, accumulate, softcap, p_regs, s, a);
-          if (i < begin) break;
-        }
-      }
-      const KDescriptor<kCacheForm> k = k_descriptor<kCacheForm>();
-      const VDescriptor<kCacheForm> v = v_descriptor<kCacheForm>();
-      ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
-      if (!Config::kDeferredMaxSoftcap || !(softcap.redo || softcap.holds_barrier))
-        warp_scheduler_sync(group_);
-      qk_gemm<QkMma<kCacheForm>>(q_, k, s);
-      ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
-      pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
-      accumulate = 1;
-      if (!Config::kDeferredMaxSoftcap || !softcap.redo)
-        warp_scheduler_arrive(group_), softcap.holds_barrier = false;
-      const bool nonnegative = !Config::kDeferredMax && all_nonnegative(a.row_max);
-      ptx::wgmma_wait<1>();
-      ptx::fence_operand(s);
-      if (i == begin && last_use) release_q();
-      if (!Config::kCached) release_k();
-      const TileSpan& unmasked = kManyRegisters ? whole : rows.whole_tiles(work, tiles);
-      if constexpr (Config::kDeferredMax) {
-        const auto last = [&] {
-          ptx::wgmma_wait<0>();
-          ptx::fence_operand(a.o);
-          release_v();
-        };
-        rescales = online_softmax<kCacheForm>(rows, work, tiles, i, unmasked, nonnegative, s, rescale, a, nullptr, last,
-                                              [&] { pack_p<kCacheForm, 0, kLastGroup>(s, p_regs); });
-        reduce_p<true>(kLastGroup, kScores, s, a);
-        pack_p<kCacheForm, kLastGroup>(s, p_regs);
-        if (__any_sync(0xffffffffu, p_max_bits_ > bits_of(kMaxP)) || rescales) {
-          raise_row_max_ref<kCacheForm>(s, rescale, a, p_regs);
-          rescale_o(rescale, a.o);
-        }
-      } else {
-        const bool rescales_o = online_softmax<kCacheForm>(rows, work, tiles, i, unmasked, nonnegative, s, rescale, a);
-        ptx::wgmma_wait<0>();  // not in the branch, because a wait for wgmma is for the whole warpgroup
-        ptx::fence_operand(a.o);
-        if (rescales_o) rescale_o(rescale, a.o);
-        if (!Config::kDeferredMaxSoftcap || !softcap.redo) release_v();
-        softcap.redo = false;
-        reduce_p(kReduceTail<kScores>, kScores, s, a);
-        scale_p<kCacheForm>(tiles.is_cached(i), s);
-        pack_p<kCacheForm>(s, p_regs);
-      }
-      if (kReleaseKAfterPack<kCacheForm>) release_k();
-    }
-    const VDescriptor<kCacheForm> v = v_descriptor<kCacheForm>();
-    ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
-    pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
-    if (last_use) overlap();
-    ptx::wgmma_wait<Config::kOverlapNextQK ? 1 : 0>();  // overlap() may have issued a QK GEMM, which keeps running
-    ptx::fence_operand(a.o);
-    release_v();
   }
 
   // What the faster loops of a softcap (mainloop_softcap.cuh) leave to the common one.
   struct SoftcapState {
-    int retry_end;              // rows that did not start with small products within three tiles hardly will
+    int retry_end = 0;          // rows that did not start with small products within three tiles hardly will
     bool may_run_small = true;  // until run_softcap_small() has failed once
     // Redo the tile: its softmax was discarded. It keeps its stage, phase and warp scheduler barrier.
     bool redo = false;
     bool holds_barrier = false;  // this warpgroup has passed its warp scheduler barrier already
     __device__ __forceinline__ bool may_try(int i) const { return i >= retry_end && !redo && !holds_barrier; }
   };
+
+  // QK GEMM and softmax of tile i, beside the PV GEMM of tile i + 1.
+  template <bool kCacheForm>
+  __device__ __forceinline__ void run_next_tile(int i, TileLoop& t, SoftcapState softcap = {}) {
+    auto& [work, rows, tiles, whole, p_regs, s, a, accumulate, begin, end, last_use] = t;
+    float rescale[2];
+    const KDescriptor<kCacheForm> k = k_descriptor<kCacheForm>();
+    const VDescriptor<kCacheForm> v = v_descriptor<kCacheForm>();
+    ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
+    if (!softcap.redo && !softcap.holds_barrier) warp_scheduler_sync(group_);
+    qk_gemm<QkMma<kCacheForm>>(q_, k, s);
+    ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
+    pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
+    accumulate = 1;
+    if (!softcap.redo) warp_scheduler_arrive(group_);
+    const bool nonnegative = !Config::kDeferredMax && all_nonnegative(a.row_max);
+    ptx::wgmma_wait<1>();
+    ptx::fence_operand(s);
+    if (i == begin && last_use) release_q();
+    if (!Config::kCached) release_k();
+    const TileSpan unmasked = t.unmasked();
+    if constexpr (Config::kDeferredMax) {
+      const auto last = [&] {
+        ptx::wgmma_wait<0>();
+        ptx::fence_operand(a.o);
+        release_v();
+      };
+      const bool rescales =
+          online_softmax<kCacheForm>(rows, work, tiles, i, unmasked, nonnegative, s, rescale, a, nullptr, last,
+                                     [&] { pack_p<kCacheForm, 0, kLastGroup>(s, p_regs); });
+      reduce_p<true>(kLastGroup, kScores, s, a);
+      pack_p<kCacheForm, kLastGroup>(s, p_regs);
+      if (__any_sync(0xffffffffu, p_max_bits_ > bits_of(kMaxP)) || rescales) {
+        raise_row_max_ref<kCacheForm>(s, rescale, a, p_regs);
+        rescale_o(rescale, a.o);
+      }
+    } else {
+      const bool rescales = online_softmax<kCacheForm>(rows, work, tiles, i, unmasked, nonnegative, s, rescale, a);
+      ptx::wgmma_wait<0>();  // not in the branch, because a wait for wgmma is for the whole warpgroup
+      ptx::fence_operand(a.o);
+      if (rescales) rescale_o(rescale, a.o);
+      if (!softcap.redo) release_v();
+      reduce_p(kReduceTail<kScores>, kScores, s, a);
+      scale_p<kCacheForm>(tiles.is_cached(i), s);
+      pack_p<kCacheForm>(s, p_regs);
+    }
+    if (kReleaseKAfterPack<kCacheForm>) release_k();
+  }
+
+  // The loop of a softcap: tiles in one of the faster loops while these take them, else by run_next_tile().
+  template <bool kCacheForm>
+  __device__ __forceinline__ void run_softcap_tiles(TileLoop& t);
   // Runs tiles from i on in one of the faster loops, where one takes them. Returns the tile that is next.
   template <bool kCacheForm>
-  __device__ __forceinline__ int run_softcap(const WorkTile& work, const Rows& rows, const Tiles& tiles,
-                                             const TileSpan& whole, int i, int begin, bool last_use, int& accumulate,
-                                             SoftcapState& state, unsigned (&p_regs)[Config::kPRegs],
-                                             float (&s)[Config::kKeys / 2], Accumulators& a);
+  __device__ __forceinline__ int run_softcap(int i, TileLoop& t, SoftcapState& state);
   // Runs tiles from i on with softmax_softcap_deferred() while their scores stay in its range. Returns begin - 1; or
   // sets `redo` and returns the tile whose softmax was discarded.
   template <bool kCacheForm>
-  __device__ __forceinline__ int run_softcap_deferred(const WorkTile& work, const Rows& rows, const Tiles& tiles,
-                                                      const TileSpan& whole, int i, int begin, bool last_use,
-                                                      int& accumulate, bool& redo, unsigned (&p_regs)[Config::kPRegs],
-                                                      float (&s)[Config::kKeys / 2], Accumulators& a);
+  __device__ __forceinline__ int run_softcap_deferred(int i, TileLoop& t, bool& redo);
   // The same with softmax_softcap_small(), for unmasked tiles from i down to `least`. Tests whether a tile's scores
   // were in range after it has issued the next QK GEMM, when the warp scheduler barrier has synchronised the warpgroup
   // anyway. If a test fails it sets `holds_barrier`.
   template <bool kCacheForm>
-  __device__ __forceinline__ int run_softcap_small(int least, int i, int begin, bool last_use, const int (&limit)[2],
-                                                   int& accumulate, bool& redo, bool& holds_barrier,
-                                                   unsigned (&p_regs)[Config::kPRegs], float (&s)[Config::kKeys / 2],
-                                                   Accumulators& a);
+  __device__ __forceinline__ int run_softcap_small(int least, int i, const int (&limit)[2], TileLoop& t, bool& redo,
+                                                   bool& holds_barrier);
 
   __device__ __forceinline__ bool any_of_group(bool x) const {
     return __any_sync(0xffffffffu,

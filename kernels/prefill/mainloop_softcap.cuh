@@ -7,37 +7,42 @@
 namespace attune::prefill {
 
 template <bool kCacheForm>
-__device__ __forceinline__ int Mainloop::run_softcap(const WorkTile& work, const Rows& rows, const Tiles& tiles,
-                                                     const TileSpan& whole, int i, int begin, bool last_use,
-                                                     int& accumulate, SoftcapState& state,
-                                                     unsigned (&p_regs)[Config::kPRegs],
-                                                     float (&s)[Config::kKeys / 2], Accumulators& a) {
+__device__ __forceinline__ void Mainloop::run_softcap_tiles(TileLoop& t) {
+  SoftcapState state{t.end - 4};
+  for (int i = t.end - 2; i >= t.begin; --i) {
+    if (state.may_try(i) && p_.max_logits == nullptr) {
+      i = run_softcap<kCacheForm>(i, t, state);
+      if (i < t.begin) break;
+    }
+    run_next_tile<kCacheForm>(i, t, state);
+    if (!state.redo) state.holds_barrier = false;  // else it is the next tile's
+    state.redo = false;
+  }
+}
+
+template <bool kCacheForm>
+__device__ __forceinline__ int Mainloop::run_softcap(int i, TileLoop& t, SoftcapState& state) {
   // The decision is the whole warpgroup's, because wgmma is warpgroup-wide.
   int limit[2];
-  find_limits(a, limit);
+  find_limits(t.a, limit);
   // The loop condition must be warp-uniform; otherwise each group of exponentials costs 40 clocks more.
-  const TileSpan full = {__shfl_sync(0xffffffffu, whole.begin, 0), __shfl_sync(0xffffffffu, whole.end, 0)};
+  const TileSpan full = {__shfl_sync(0xffffffffu, t.whole.begin, 0), __shfl_sync(0xffffffffu, t.whole.end, 0)};
   if (consumer_thread() % 128 == 0) ptx::store_shared_two(smem_.over_cap(group_, 0), 0, 0);
   if (state.may_run_small && full.has(i) && !any_of_group(limit[0] < 0 || limit[1] < 0)) {
-    i = run_softcap_small<kCacheForm>(max(begin, full.begin), i, begin, last_use, limit, accumulate, state.redo,
-                                      state.holds_barrier, p_regs, s, a);
+    i = run_softcap_small<kCacheForm>(max(t.begin, full.begin), i, limit, t, state.redo, state.holds_barrier);
     i = __shfl_sync(0xffffffffu, i, 0);
     state.redo = __any_sync(0xffffffffu, state.redo);
     state.holds_barrier = __any_sync(0xffffffffu, state.holds_barrier);
     state.may_run_small = false, state.retry_end = i - 3;
-  } else if (!any_of_group(!may_defer_max(a))) {
-    i = run_softcap_deferred<kCacheForm>(work, rows, tiles, whole, i, begin, last_use, accumulate, state.redo, p_regs,
-                                         s, a);
+  } else if (!any_of_group(!may_defer_max(t.a))) {
+    i = run_softcap_deferred<kCacheForm>(i, t, state.redo);
   }
   return i;
 }
 
 template <bool kCacheForm>
-__device__ __forceinline__ int Mainloop::run_softcap_deferred(const WorkTile& work, const Rows& rows,
-                                                              const Tiles& tiles, const TileSpan& whole, int i,
-                                                              int begin, bool last_use, int& accumulate, bool& redo,
-                                                              unsigned (&p_regs)[Config::kPRegs],
-                                                              float (&s)[Config::kKeys / 2], Accumulators& a) {
+__device__ __forceinline__ int Mainloop::run_softcap_deferred(int i, TileLoop& t, bool& redo) {
+  auto& [work, rows, tiles, whole, p_regs, s, a, accumulate, begin, end, last_use] = t;
   const float edge = Rows::score_of(p_, p_.cap_short.high, {}, 0, 0.0f);
   for (; i >= begin; --i) {
     const KDescriptor<kCacheForm> k = k_descriptor<kCacheForm>();
@@ -82,10 +87,9 @@ __device__ __forceinline__ int Mainloop::run_softcap_deferred(const WorkTile& wo
 }
 
 template <bool kCacheForm>
-__device__ __forceinline__ int Mainloop::run_softcap_small(int least, int i, int begin, bool last_use,
-                                                           const int (&limit)[2], int& accumulate, bool& redo,
-                                                           bool& holds_barrier, unsigned (&p_regs)[Config::kPRegs],
-                                                           float (&s)[Config::kKeys / 2], Accumulators& a) {
+__device__ __forceinline__ int Mainloop::run_softcap_small(int least, int i, const int (&limit)[2], TileLoop& t,
+                                                           bool& redo, bool& holds_barrier) {
+  auto& [work, rows, tiles, whole, p_regs, s, a, accumulate, begin, end, last_use] = t;
   float saved_sum[2] = {a.row_sum[0], a.row_sum[1]};  // without the tile whose range check is pending
   PipelineState pending = k_pipe_;                    // the stage of that tile's K
   bool has_pending = false, out_of_range = false;
