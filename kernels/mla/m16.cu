@@ -17,6 +17,8 @@
 
 namespace attune::mla {
 
+using M16Producer = BulkCopyProducer<M16Config, M16Smem>;
+
 __device__ __forceinline__ void init_barriers(const M16Smem& smem) {
   if (threadIdx.x == 32) {
     smem.check() = {};

@@ -2,28 +2,20 @@
 // The m16 kernel's sizes and shared addresses.
 #pragma once
 
-#include "mla/config.cuh"
+#include "mla/cached_rows.cuh"
 
 namespace attune::mla {
 
-struct M16Config {
-  static constexpr kernels::MlaCachedRowFormat kFormat =
-      kernels::mla_cached_row_format(Config::kProducer, Config::kHeadDimQk);
-  static constexpr int kBlockM = kernels::kMlaM16Rows, kBlockN = Config::kBlockN, kStages = kFormat.stages;
-  static constexpr int kRowBytes = kFormat.row_bytes, kPitch = kFormat.pitch;  // of cached rows
+struct M16Config : CachedRowsConfig {
+  static constexpr int kBlockM = kernels::kMlaM16Rows;
   static constexpr int kConsumerWarps = kernels::kMlaM16ConsumerWarps, kThreads = kernels::kMlaM16Threads;
-  static constexpr int kProducerThreads = kThreads - 32 * kConsumerWarps;  // a warpgroup, of which two warps load
-  static constexpr int kProducerWarps = 2, kKeysOfProducer = kBlockN / kProducerWarps;
   static constexpr int kWorkReaders =
       kConsumerWarps + kProducerWarps - 1;  // Warps that read work tiles: all but the one that fetches them.
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
   static constexpr int kKeysOfWarp = kBlockN / kConsumerWarps;                // keys of S in a warp
   static constexpr int kChannelsOfWarp = Config::kHeadDimV / kConsumerWarps;  // channels of O in a warp
 
-  static_assert(!Config::kTma && Config::kProducer != kernels::kMlaDequant584 && Config::kCluster == 1 &&
-                    !(Config::kDense && Config::kSparse),
-                "rows of 656 bytes or of 16-bit elements, in a cache");
-  static_assert(kPitch % 128 == 16, "the same 16 bytes of eight rows lie in different banks");
+  static_assert(kThreads == kProducerThreads + 32 * kConsumerWarps, "host and device agree on the threads");
   static_assert(kKeysOfWarp == 8, "a warp's keys are the N = 8 of an mma");
 };
 
@@ -50,21 +42,6 @@ struct M16Smem : CachedRowsView<M16Storage> {
   }
 };
 
-// The end of a work tile's tiles of cached keys; new tokens come after them.
-__device__ __forceinline__ int cached_tile_end(const WorkTile& work) {
-  if constexpr (Config::kDense)
-    return min(work.tile_end, KeyTiles(work.num_cached, work.first_key, work.end_key).num_cached_tiles);
-  return work.tile_end;
-}
-
-// This thread's consumer warp. Functions named recomputed_ keep nothing between uses, because registers are scarce.
-__device__ __forceinline__ int consumer_warp() {
-  return static_cast<int>(threadIdx.x) / 32 - M16Config::kProducerThreads / 32;
-}
-__device__ __forceinline__ int recomputed_consumer_warp() {
-  return static_cast<int>(ptx::opaque(threadIdx.x) / 32) - M16Config::kProducerThreads / 32;
-}
-__device__ __forceinline__ int recomputed_lane() { return static_cast<int>(ptx::opaque(threadIdx.x) % 32); }
 __device__ __forceinline__ void sync_m16_consumers() { ptx::named_barrier_sync(1, 32 * M16Config::kConsumerWarps); }
 
 }  // namespace attune::mla

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of queries and new tokens in the m16 and swap-AB kernels; addresses of the m16 kernel's operands; its O.
+// Addresses of the m16 kernel's operands; its O.
 #pragma once
 
-#include "common/finish.cuh"
-#include "common/lanes.cuh"
 #include "mla/m16/config.cuh"
-#include "mla/query_row.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
 #include "ptx/matrix.cuh"
@@ -20,21 +17,6 @@ struct M16Out {
   float blocks[kBlocks][2][4];
   __device__ __forceinline__ float& at(int i) { return blocks[i / 8][i / 4 % 2][i % 4]; }
 };
-
-// A row of the M block's queries, if there is one.
-__device__ __forceinline__ QueryRow query_row(const WorkTileParams& p, const WorkTile& t, int head_tile, int row) {
-  if (row >= p.heads_of_tile) return {};
-  return {p, t, t.token_begin, head_tile * p.heads_of_tile + row};
-}
-
-// A query's dot product with a new token's row, by a warp; 0 if there is no query.
-__device__ __forceinline__ float dot_new_token(const QueryRow& query, const char* row, int lane) {
-  float s = 0;
-#pragma unroll 1
-  for (int d = lane; query.exists() && d < Config::kHeadDimQk; d += 32)
-    s = fmaf(common::load_element(Config::kType, query.at(d), 0), common::load_element(Config::kType, row, d), s);
-  return common::sum_of_lanes(s);
-}
 
 // The addresses of cached rows that the lane gives to ldmatrix.x4. K: eight rows, four adjacent 16-byte vectors. V:
 // sixteen rows, two adjacent vectors, loaded transposed, so that a register has two keys of one channel.

@@ -5,7 +5,7 @@
 // zeros. The warps run ahead of the consumer warps as far as the stages allow, into the next work tile too.
 #pragma once
 
-#include "mla/m16/config.cuh"
+#include "mla/cached_rows.cuh"
 #include "mla/producers/cached_source.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
@@ -13,9 +13,9 @@
 
 namespace attune::mla {
 
-static __device__ const uint4 kZeroRow[M16Config::kRowBytes / 16] = {};
+static __device__ const uint4 kZeroRow[CachedRowsConfig::kRowBytes / 16] = {};
 
-// Sizes, Layout: of the kernel, like M16Config and M16Smem.
+// Sizes, Layout: the kernel's CachedRowsConfig and shared addresses.
 template <class Sizes, class Layout>
 class BulkCopyProducer {
  public:
@@ -132,7 +132,5 @@ class BulkCopyProducer {
   Scheduler scheduler_;
   PipelineState pipe_;
 };
-
-using M16Producer = BulkCopyProducer<M16Config, M16Smem>;
 
 }  // namespace attune::mla

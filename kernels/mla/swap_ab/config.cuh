@@ -2,11 +2,11 @@
 // The swap-AB kernel's sizes and shared addresses.
 #pragma once
 
-#include "mla/m16/config.cuh"
+#include "mla/cached_rows.cuh"
 
 namespace attune::mla {
 
-struct SwapAbConfig : M16Config {
+struct SwapAbConfig : CachedRowsConfig {
   static constexpr int kBlockM = ATTUNE_ROWS;  // 16 or 32
   static constexpr int kChunkBytes = kBlockM * 128;
   static constexpr int kPBytes = kBlockM * kBlockN * 2;

@@ -14,9 +14,10 @@
 // has O: a warp has 32 channels of each scale group and all keys.
 #pragma once
 
-#include "mla/m16/operands.cuh"
 #include "mla/swap_ab/config.cuh"
 #include "mla/swap_ab/scale_units.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/matrix.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace attune::mla {
