@@ -14,6 +14,7 @@
 #include "cuda/jit/files.h"
 #include "cuda/jit/image.h"
 #include "cuda/jit/nvrtc.h"
+#include "cuda/kernel.h"
 #include "jit_fixture.h"
 
 namespace attune::cuda {

@@ -211,18 +211,6 @@ std::string spec_name(const KernelSpec& spec) {
   return name.insert(spec.source.size(), " " + spec.entry);
 }
 
-const char* origin_name(KernelOrigin origin) {
-  switch (origin) {
-    case KernelOrigin::kBundle:
-      return "bundle";
-    case KernelOrigin::kDiskCache:
-      return "disk cache";
-    case KernelOrigin::kCompiled:
-      return "compiler";
-  }
-  return "?";
-}
-
 const CompiledKernel& get_kernel(const KernelSpec& spec, int32_t device) { return the_cache().get(spec, device); }
 
 void warm(const std::vector<KernelSpec>& all, int32_t device) {

@@ -5,14 +5,12 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cuda/driver_types.h"
+#include "cuda/jit/module.h"
 
 namespace attune::cuda {
-
-using Defines = std::vector<std::pair<std::string, std::string>>;
 
 struct KernelSpec {
   std::string source;       // path inside kernels/, e.g. "decode/decode.cu"
@@ -20,13 +18,8 @@ struct KernelSpec {
   Defines defines;          // macros of the specialisation; their order does not matter
   size_t shared_bytes = 0;  // most dynamic shared memory that launches will ask for
 };
-// A macro with a number.
-inline Defines::value_type define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
 // "decode/decode.cu decode_main HEAD_DIM=128 GROUP=8".
 std::string spec_name(const KernelSpec& spec);
-
-enum class KernelOrigin { kBundle, kDiskCache, kCompiled };
-const char* origin_name(KernelOrigin origin);
 
 // One kernel on one device, loaded and ready to launch. Lives as long as the process.
 struct CompiledKernel {

@@ -11,6 +11,7 @@
 
 #include "core/parallel.h"
 #include "core/status.h"
+#include "cuda/kernel.h"
 
 namespace attune::bundle {
 namespace {

@@ -32,6 +32,18 @@ std::vector<std::string> split_at_blanks(const std::string& text) {
 
 }  // namespace
 
+const char* origin_name(KernelOrigin origin) {
+  switch (origin) {
+    case KernelOrigin::kBundle:
+      return "bundle";
+    case KernelOrigin::kDiskCache:
+      return "disk cache";
+    case KernelOrigin::kCompiled:
+      return "compiler";
+  }
+  return "?";
+}
+
 std::string module_name(const ModuleSpec& spec) {
   std::string name = spec.source;
   for (const auto& [macro, value] : sorted(spec.defines)) name += cat(" ", macro, "=", value);

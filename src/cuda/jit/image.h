@@ -7,24 +7,14 @@
 #include <string>
 #include <vector>
 
-#include "cuda/architecture.h"
 #include "cuda/jit/bundle.h"
 #include "cuda/jit/disk_cache.h"
+#include "cuda/jit/module.h"
 #include "cuda/jit/sources.h"
-#include "cuda/kernel.h"
 
 namespace attune::cuda {
 
 inline constexpr char kArch[] = "sm_90a";  // the bundle's, and the default of Target
-
-// What is compiled as one: every entry of the source, for one set of macros.
-struct ModuleSpec {
-  std::string source;
-  Defines defines;
-  Target target = {};
-};
-std::string module_name(const ModuleSpec& spec);        // "decode/decode.cu GROUP=8 HEAD_DIM=128"
-std::string short_module_name(const ModuleSpec& spec);  // "decode/decode.cu GROUP=8 HEAD_DIM=128 .. and 9 more macros"
 
 // The compiler's options: architecture, language, ATTUNE_NVRTC_FLAGS, the defines sorted by name.
 std::vector<std::string> compiler_options(const ModuleSpec& spec);
