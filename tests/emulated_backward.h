@@ -3,14 +3,28 @@
 #pragma once
 
 #include <cstring>
+#include <string>
+#include <vector>
 
 #include "cases/backward_problem.h"
+#include "cases/row.h"
 #include "cuda/backward/backward.h"
 #include "cuda/backward/config.h"
 #include "emulated.h"
 #include "support.h"
 
 namespace attune::tests {
+
+// The row with some outputs of the backward, alone and in twos, and each of these plants.
+inline std::vector<cases::Row> some_gradients(const cases::Row& row, const std::vector<std::string>& plants) {
+  std::vector<cases::Row> rows;
+  for (const std::vector<std::string>& outputs :
+       {std::vector<std::string>{"dq"}, {"dk"}, {"dv"}, {"dk", "dv"}, {"dq", "dv"}}) {
+    for (const std::string& plant : plants)
+      rows.push_back(row.set("backward.outputs", outputs).set("backward.plant", plant));
+  }
+  return rows;
+}
 
 class EmulatedBackward : public Emulated {
  protected:

@@ -23,9 +23,9 @@ class EmulatedBackwardMma : public EmulatedBackward {
 TEST_F(EmulatedBackwardMma, OfEveryHeadDim) {
   const cases::Row row(R"("name": "dims", "heads": [2, 1], "dtype": "f32", "causal": true, "seqlens_q": [70, 3, 0],
                           "seqlens_kv": [90, 200, 5], "backward": {"dlse": true})");
-  for (const char* dims :
-       {"[64, 64]", "[128, 128]", "[8, 40]", "[99, 3]", "[72, 128]", "[192, 128]", "[256, 256]", "[1, 1]", "[33, 160]"})
-    EXPECT_EQ(check(tests::make_case(row.with(cat(R"("head_dim": )", dims)))), "") << dims;
+  for (const auto& [qk, v] :
+       {std::pair{64, 64}, {128, 128}, {8, 40}, {99, 3}, {72, 128}, {192, 128}, {256, 256}, {1, 1}, {33, 160}})
+    EXPECT_EQ(check(tests::make_case(row.set("head_dim", {qk, v}))), "") << qk << ", " << v;
 }
 
 // Several blocks of each side, whose warps skip what their rows do not see.
@@ -82,12 +82,8 @@ TEST_F(EmulatedBackwardMma, OfSomeGradientsBesideNan) {
   const cases::Row row(R"("name": "some", "heads": [2, 1], "dtype": "f32", "causal": true, "seqlens_q": [90, 20],
                           "seqlens_kv": [130, 20])");
   for (const char* dims : {R"("head_dim": [16, 40])", R"("head_dim": [192, 136])"}) {
-    for (const char* outputs : {R"(["dq"])", R"(["dk"])", R"(["dv"])", R"(["dk", "dv"])", R"(["dq", "dv"])"}) {
-      for (const char* plant : {R"("")", R"("nan_q")", R"("inf_dout")", R"("no_lse")"}) {
-        const std::string members = cat(R"("backward": {"outputs": )", outputs, R"(, "plant": )", plant, "}");
-        EXPECT_EQ(check(tests::make_case(row.with(dims).with(members))), "") << dims << members;
-      }
-    }
+    for (const cases::Row& some : tests::some_gradients(row.with(dims), {"", "nan_q", "inf_dout", "no_lse"}))
+      EXPECT_EQ(check(tests::make_case(some)), "") << some.text();
     EXPECT_EQ(check(tests::make_case(row.with(dims).with(R"("plant": "nan_v", "backward": {})"))), "") << dims;
   }
 }
@@ -98,8 +94,7 @@ TEST_F(EmulatedBackwardMma, OfAnyStrides) {
                           "seqlens_q": [70, 3], "backward": {})");
   for (const char* dtype : {R"("dtype": "f32")", R"("dtype": "bf16")"}) {
     for (const char* strides : {"odd", "packed", "transposed"})
-      EXPECT_EQ(check(tests::make_case(row.with(dtype).with(cat(R"("strides": ")", strides, "\"")))), "")
-          << dtype << strides;
+      EXPECT_EQ(check(tests::make_case(row.with(dtype).set("strides", strides))), "") << dtype << strides;
   }
 }
 

@@ -53,12 +53,10 @@ TEST_F(EmulatedBackward, OfSinks) {
         R"("head_dim": [24, 40], "backward": {"outputs": ["dq"]}, "queries": "fixed", "seqlens_q": [150, 150],
            "seqlens_kv": [150, 70])"})
     EXPECT_EQ(check(tests::make_case(row.with(members))), "") << members;
-  std::string lengths;
-  for (int b = 0; b < 300; ++b) lengths += cat(b > 0 ? ", " : "", b == 7 ? 200 : b % 3);
-  EXPECT_EQ(check(tests::make_case(
-                row.with(cat(R"("head_dim": [16, 16], "backward": {"outputs": ["dsinks"]}, "seqlens_q": [)", lengths,
-                             R"(], "seqlens_kv": [)", lengths, "]")))),
-            "");
+  std::vector<int64_t> lengths;
+  for (int64_t b = 0; b < 300; ++b) lengths.push_back(b == 7 ? 200 : b % 3);
+  const cases::Row many = row.with(R"("head_dim": [16, 16], "backward": {"outputs": ["dsinks"]})");
+  EXPECT_EQ(check(tests::make_case(many.set("seqlens_q", lengths).set("seqlens_kv", lengths))), "");
 }
 
 // What a row that sees nothing, or has a NaN, gives to a sink; others of its head stay right.
@@ -268,13 +266,12 @@ TEST_F(EmulatedBackward, ASequenceHasItsBitsBesideNan) {
 // warp.
 TEST_F(EmulatedBackward, TheListHasTheBlocksOfASequenceInTheirOrder) {
   for (const int batch : {3, 1100}) {
-    std::string lengths;
-    for (int b = 0; b < batch; ++b) lengths += cat(b > 0 ? ", " : "", batch == 3 ? 5000 - 2400 * b : b * 37 % 700);
+    std::vector<int64_t> lengths;
+    for (int64_t b = 0; b < batch; ++b) lengths.push_back(batch == 3 ? 5000 - 2400 * b : b * 37 % 700);
     const cases::Row row(R"("name": "list", "heads": [1, 1], "head_dim": [8, 8], "dtype": "bf16", "causal": true,
                             "backward": {}, "poison": false)");
-    cases::BackwardProblem problem(
-        tests::make_case(row.with(cat(R"("seqlens_q": [)", lengths, R"(], "seqlens_kv": [)", lengths, "]"))),
-        cases::host_memory(), cases::Forward::kLibrary);  // the list is of lengths alone
+    cases::BackwardProblem problem(tests::make_case(row.set("seqlens_q", lengths).set("seqlens_kv", lengths)),
+                                   cases::host_memory(), cases::Forward::kLibrary);  // the list is of lengths alone
     cases::BackwardCall call = problem.host();
     const attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kRequired);
     const Config c = backward::choose_config(p);

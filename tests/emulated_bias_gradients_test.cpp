@@ -47,8 +47,8 @@ TEST_F(EmulatedBiasGradients, OfEveryHeadDim) {
                           "seqlens_q": [70, 3], "seqlens_kv": [90, 140],
                           "backward": {"outputs": ["dbias", "dt5_bias"]})");
   for (const char* dtype : {R"("dtype": "f32")", R"("dtype": "bf16")"}) {
-    for (const char* dims : {"[1, 1]", "[64, 64]", "[99, 3]", "[128, 128]", "[33, 160]", "[192, 128]", "[256, 256]"})
-      EXPECT_EQ(check(tests::make_case(row.with(dtype).with(cat(R"("head_dim": )", dims)))), "") << dtype << dims;
+    for (const auto& [qk, v] : {std::pair{1, 1}, {64, 64}, {99, 3}, {128, 128}, {33, 160}, {192, 128}, {256, 256}})
+      EXPECT_EQ(check(tests::make_case(row.with(dtype).set("head_dim", {qk, v}))), "") << dtype << qk << ", " << v;
   }
 }
 
@@ -99,9 +99,15 @@ TEST_F(EmulatedBiasGradients, OfSomeGradients) {
                           "seqlens_kv": [130, 20])");
   for (const bool mma : {false, true}) {
     by_mma = mma;
-    for (const char* outputs : {R"(["dbias"])", R"(["dt5_bias"])", R"(["dq", "dbias"])", R"(["dv", "dt5_bias"])",
-                                R"(["dk", "dsinks", "dbias"])", R"(["dq", "dk", "dv", "dsinks"])"})
-      EXPECT_EQ(check(tests::make_case(row.with(cat(R"("backward": {"outputs": )", outputs, "}")))), "") << outputs;
+    for (const std::vector<std::string>& outputs : {std::vector<std::string>{"dbias"},
+                                                    {"dt5_bias"},
+                                                    {"dq", "dbias"},
+                                                    {"dv", "dt5_bias"},
+                                                    {"dk", "dsinks", "dbias"},
+                                                    {"dq", "dk", "dv", "dsinks"}}) {
+      const cases::Row some = row.set("backward.outputs", outputs);
+      EXPECT_EQ(check(tests::make_case(some)), "") << some.text();
+    }
   }
 }
 
@@ -158,15 +164,12 @@ TEST_F(EmulatedBiasGradients, OfNothing) {
 
 // More sequences than a block has threads, of which few have the positions of a block.
 TEST_F(EmulatedBiasGradients, OfManySequences) {
-  std::string q, kv;
-  for (int b = 0; b < 300; ++b) {
-    q += cat(b > 0 ? ", " : "", b % 3), kv += cat(b > 0 ? ", " : "", b % 37 == 0 ? 150 : b % 5);
-  }
-  const cases::Row row(cat(R"("name": "many", "heads": [2, 1], "head_dim": [8, 8], "bias": 1, "t5_buckets": 8,
-      "causal": true, "backward": {"outputs": ["dbias", "dt5_bias"]}, "seqlens_q": [)",
-                           q, R"(], "seqlens_kv": [)", kv, "]"));
+  std::vector<int64_t> q, kv;
+  for (int64_t b = 0; b < 300; ++b) q.push_back(b % 3), kv.push_back(b % 37 == 0 ? 150 : b % 5);
+  const cases::Row row(R"("name": "many", "heads": [2, 1], "head_dim": [8, 8], "bias": 1, "t5_buckets": 8,
+      "causal": true, "backward": {"outputs": ["dbias", "dt5_bias"]})");
   by_mma = true;
-  expect_right(row, {R"("dtype": "f32")", R"("dtype": "bf16")"});
+  expect_right(row.set("seqlens_q", q).set("seqlens_kv", kv), {R"("dtype": "f32")", R"("dtype": "bf16")"});
 }
 
 // Blocks of 32 positions, tiles of 16 keys, where shared memory is smaller.
@@ -219,16 +222,15 @@ TEST_F(EmulatedBiasGradients, OfAnotherTableThanThePlans) {
 // Wherever a sequence stands in a batch whose others do not share its entries.
 TEST_F(EmulatedBiasGradients, DoNotDependOnEmptyNeighbours) {
   by_mma = true;
-  const auto tables = [](const char* lengths) {
-    const cases::Row row(cat(R"("name": "invariant", "heads": [2, 1], "head_dim": [16, 16], "dtype": "f32", "bias": 2,
+  const auto tables = [](const std::vector<int64_t>& lengths) {
+    const cases::Row row(R"("name": "invariant", "heads": [2, 1], "head_dim": [16, 16], "dtype": "f32", "bias": 2,
                              "causal": true, "t5_buckets": 16, "batch_invariant": true, "poison": false,
-                             "backward": {"outputs": ["dbias", "dt5_bias"]}, "seqlens_q": )",
-                             lengths, R"(, "seqlens_kv": )", lengths));
-    cases::BackwardProblem problem(tests::make_case(row));
+                             "backward": {"outputs": ["dbias", "dt5_bias"]})");
+    cases::BackwardProblem problem(tests::make_case(row.set("seqlens_q", lengths).set("seqlens_kv", lengths)));
     EXPECT_EQ(run_emulated(problem.host()), "");
     return tables_of(problem);
   };
-  EXPECT_TRUE(tables("[150]") == tables("[0, 0, 150, 0]"));
+  EXPECT_TRUE(tables({150}) == tables({0, 0, 150, 0}));
 }
 
 // Sequences that overlap, or end before they begin: whatever comes of it, the run ends and nothing is written beside

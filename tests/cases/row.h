@@ -15,7 +15,7 @@ namespace attune::cases {
 
 class Row {
  public:
-  using Value = std::variant<bool, int64_t, double, std::string, std::vector<int64_t>>;
+  using Value = std::variant<bool, int64_t, double, std::string, std::vector<int64_t>, std::vector<std::string>>;
 
   // members: those of a JSON object, without its braces; may be empty. The row's name is "x" if no member says another.
   // Throws std::runtime_error where they are not JSON.

@@ -50,10 +50,10 @@ void draw_scores(Random& r, Case& c) {
 
 // What the kernels of a configuration are compiled for.
 Kind draw_configuration(Random& r, Case& c, uint64_t configuration) {
-  const Kind kind = r.pick<Kind>({Kind::kDecode, Kind::kDecode, Kind::kChunk, Kind::kPrefill, Kind::kPrefill,
-                                  Kind::kShortPrompts, Kind::kMixed, Kind::kCodes, Kind::kCodes, Kind::kFloats,
-                                  Kind::kMla, Kind::kMla, Kind::kMlaSparse, Kind::kAny, Kind::kAny, Kind::kAny, Kind::kAny,
-                                  Kind::kIndexer});
+  const Kind kind =
+      r.pick<Kind>({Kind::kDecode, Kind::kDecode, Kind::kChunk, Kind::kPrefill, Kind::kPrefill, Kind::kShortPrompts,
+                    Kind::kMixed, Kind::kCodes, Kind::kCodes, Kind::kFloats, Kind::kMla, Kind::kMla, Kind::kMlaSparse,
+                    Kind::kAny, Kind::kAny, Kind::kAny, Kind::kAny, Kind::kIndexer});
   if (kind == Kind::kAny) {
     c = r.chance(0.25) ? random_mla_case(configuration) : random_case(configuration);
     return kind;
