@@ -29,7 +29,7 @@ TEXT = re.compile(r"\.(md|json|in|yaml|yml)$|(^|/)\.clang-[^/]*$|(^|/)\.gitignor
 OPERATIONS = {"backward": 3, "decode": 3, "prefill": 3, "mla": 3, "indexer": 3}
 LAYERS = {
     "src": {"core": 0, "cpu": 1, "cuda": 1, "dispatch": 2, "api": 3},
-    "src/cuda": {"rows": 0, "ops": 1, "attention": 2, **OPERATIONS, "mixed": 4},
+    "src/cuda": {"jit": 0, "rows": 0, "ops": 1, "attention": 2, **OPERATIONS, "mixed": 4},
     "kernels": {"ptx": 0, "common": 1, "scheduler": 2, **OPERATIONS, "rows": 3, "check": 3, "selftest": 3},
 }
 INCLUDE = re.compile(r"^\s*#\s*include \"([\w/]+)/[^/\n]+\"", re.M)

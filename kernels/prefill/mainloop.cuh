@@ -6,8 +6,8 @@
 //
 // QK GEMM i+1 and PV GEMM i are issued together. Softmax i+1 waits for the QK GEMM only, so O is rescaled one tile
 // late. The two warpgroups alternate (FA3's ping-pong): while one computes exponentials, the tensor cores run the
-// other's GEMMs. run() calls run_tiles(), which has the loop: run_first_tile(), then run_next_tile() of each tile. Their
-// softmax is in softmax.cuh, the loops of a softcap are in mainloop_softcap.cuh.
+// other's GEMMs. run() calls run_tiles(), which has the loop: run_first_tile(), then run_next_tile(). Their softmax is
+// in softmax.cuh; the loops of a softcap are in mainloop_softcap.cuh.
 #pragma once
 
 #include "prefill/fp16_queries.cuh"
