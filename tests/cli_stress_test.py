@@ -37,6 +37,12 @@ class Stress(CliTest):
         message = "--only is 'cpu_decode', which matches none of cache_op, cpu_attention, cpu_backward, indexer, merge, qkv_prepare"
         self.refuse(attune("check", "--stress", 1, "--only", "cpu_decode"), message)
 
+    def test_nothing_to_run_says_what_draws_more(self):
+        done = attune("check", "--stress", 0.5, "--only", "indexer", "--budget", 100, "--configurations", 1)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertIn("0 of 0 cases well", done.stdout)
+        self.assertIn("no batch that was drawn is for these; more seconds draw more batches, and --configurations 4 more", done.stdout)
+
     def test_stress_finds_a_wrong_gradient_and_says_how_to_see_it_again(self):
         preload = self.spoilt(
             """
