@@ -17,6 +17,16 @@
 
 namespace attune::prefill {
 
+// What the faster loops of a softcap (mainloop_softcap.cuh) leave to the common one.
+struct SoftcapState {
+  int retry_end = 0;          // rows that did not start with small products within three tiles hardly will
+  bool may_run_small = true;  // until run_softcap_small() has failed once
+  // Redo the tile: its softmax was discarded. It keeps its stage, phase and warp scheduler barrier.
+  bool redo = false;
+  bool holds_barrier = false;  // this warpgroup has passed its warp scheduler barrier already
+  __device__ __forceinline__ bool may_try(int i) const { return i >= retry_end && !redo && !holds_barrier; }
+};
+
 class Mainloop : Softmax {
  public:
   // kCacheForm: the tile was dequantized or is x-packed.
@@ -218,59 +228,54 @@ class Mainloop : Softmax {
   // The softmax of tile tile_end - 1, whose QK GEMM has been issued.
   template <bool kCacheForm, bool kFirst>
   __device__ __forceinline__ void run_first_tile(int first, int tile_end, TileLoop& t) {
-    auto& [work, rows, tiles, whole, p_regs, s, a, accumulate, begin, end, last_use] = t;
+    Accumulators& a = t.a;
+    auto& s = t.s;
+    auto& p_regs = t.p_regs;
     float rescale[2];
     // Most first tiles are at an edge. Their mask is computed during the QK GEMM.
-    const Rows::VisibleKeys first_mask =
-        Config::kPrecomputeMask ? rows.visible_keys(p_, tile_at(work, tiles, tile_end - 1)) : Rows::VisibleKeys{};
-    begin = __shfl_sync(0xffffffffu, first, 0), end = __shfl_sync(0xffffffffu, tile_end, 0);
-    const bool half = kHalfFirstTile && ends_in_half(work, end);
+    const Rows::VisibleKeys mask =
+        Config::kPrecomputeMask ? t.rows.visible_keys(p_, tile_at(t.work, t.tiles, tile_end - 1)) : Rows::VisibleKeys{};
+    t.begin = __shfl_sync(0xffffffffu, first, 0), t.end = __shfl_sync(0xffffffffu, tile_end, 0);
+    const bool half = kHalfFirstTile && ends_in_half(t.work, t.end);
+    const int last = t.end - 1;
     ptx::wgmma_wait<0>();
     ptx::fence_operand(s);
     // Warp-uniform values go to uniform registers. With two forms of tiles the compiler does not see that they are
     // uniform.
     if constexpr (!kTwoForms) k_pipe_ = uniform(k_pipe_), v_pipe_ = uniform(v_pipe_);
     if constexpr (Config::kDeferredMaxSoftcap) q_pipe_ = uniform(q_pipe_);
-    last_use = !kTwoForms || kCacheForm || begin == __shfl_sync(0xffffffffu, work.tile_begin, 0);
-    if (end - begin == 1 && last_use) release_q();
+    t.last_use = !kTwoForms || kCacheForm || t.begin == __shfl_sync(0xffffffffu, t.work.tile_begin, 0);
+    if (t.end - t.begin == 1 && t.last_use) release_q();
     if (!Config::kCached) release_k();
     if constexpr (kHalfFirstTile) {
       if (half) {
-        online_softmax<kCacheForm, kHalf, true>(rows, work, tiles, end - 1, whole, false, s, rescale, a, &first_mask);
+        online_softmax<kCacheForm, kHalf, true>(t.rows, t.work, t.tiles, last, t.whole, false, s, rescale, a, &mask);
         reduce_p(kReduceTail<kHalf>, kHalf, s, a);
         pack_p<kCacheForm, 0, kHalf>(s, p_regs);
 #pragma unroll
         for (int j = kHalf / 2; j < Config::kKeys / 4; ++j) p_regs[j] = 0;
       } else {
-        online_softmax<kCacheForm, kScores, true>(rows, work, tiles, end - 1, whole, false, s, rescale, a, &first_mask);
+        online_softmax<kCacheForm, kScores, true>(t.rows, t.work, t.tiles, last, t.whole, false, s, rescale, a, &mask);
         reduce_p(kReduceTail<kScores>, kScores, s, a);
         pack_p<kCacheForm>(s, p_regs);
       }
     } else {
-      const bool rescales = online_softmax<kCacheForm>(rows, work, tiles, end - 1, t.unmasked(),
+      const bool rescales = online_softmax<kCacheForm>(t.rows, t.work, t.tiles, last, t.unmasked(),
                                                        all_nonnegative(a.row_max), s, rescale, a);
       if (!kFirst && rescales) rescale_o(rescale, a.o);
       reduce_p(kReduceTail<kScores>, kScores, s, a);
-      scale_p<kCacheForm>(tiles.is_cached(end - 1), s);
+      scale_p<kCacheForm>(t.tiles.is_cached(last), s);
       pack_p<kCacheForm>(s, p_regs);
     }
     if (kReleaseKAfterPack<kCacheForm>) release_k();
   }
 
-  // What the faster loops of a softcap (mainloop_softcap.cuh) leave to the common one.
-  struct SoftcapState {
-    int retry_end = 0;          // rows that did not start with small products within three tiles hardly will
-    bool may_run_small = true;  // until run_softcap_small() has failed once
-    // Redo the tile: its softmax was discarded. It keeps its stage, phase and warp scheduler barrier.
-    bool redo = false;
-    bool holds_barrier = false;  // this warpgroup has passed its warp scheduler barrier already
-    __device__ __forceinline__ bool may_try(int i) const { return i >= retry_end && !redo && !holds_barrier; }
-  };
-
   // QK GEMM and softmax of tile i, beside the PV GEMM of tile i + 1.
   template <bool kCacheForm>
   __device__ __forceinline__ void run_next_tile(int i, TileLoop& t, SoftcapState softcap = {}) {
-    auto& [work, rows, tiles, whole, p_regs, s, a, accumulate, begin, end, last_use] = t;
+    Accumulators& a = t.a;
+    auto& s = t.s;
+    auto& p_regs = t.p_regs;
     float rescale[2];
     const KDescriptor<kCacheForm> k = k_descriptor<kCacheForm>();
     const VDescriptor<kCacheForm> v = v_descriptor<kCacheForm>();
@@ -278,13 +283,13 @@ class Mainloop : Softmax {
     if (!softcap.redo && !softcap.holds_barrier) warp_scheduler_sync(group_);
     qk_gemm<QkMma<kCacheForm>>(q_, k, s);
     ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
-    pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
-    accumulate = 1;
+    pv_gemm<kCacheForm>(p_regs, v, t.accumulate, a.o);
+    t.accumulate = 1;
     if (!softcap.redo) warp_scheduler_arrive(group_);
     const bool nonnegative = !Config::kDeferredMax && all_nonnegative(a.row_max);
     ptx::wgmma_wait<1>();
     ptx::fence_operand(s);
-    if (i == begin && last_use) release_q();
+    if (i == t.begin && t.last_use) release_q();
     if (!Config::kCached) release_k();
     const TileSpan unmasked = t.unmasked();
     if constexpr (Config::kDeferredMax) {
@@ -294,7 +299,7 @@ class Mainloop : Softmax {
         release_v();
       };
       const bool rescales =
-          online_softmax<kCacheForm>(rows, work, tiles, i, unmasked, nonnegative, s, rescale, a, nullptr, last,
+          online_softmax<kCacheForm>(t.rows, t.work, t.tiles, i, unmasked, nonnegative, s, rescale, a, nullptr, last,
                                      [&] { pack_p<kCacheForm, 0, kLastGroup>(s, p_regs); });
       reduce_p<true>(kLastGroup, kScores, s, a);
       pack_p<kCacheForm, kLastGroup>(s, p_regs);
@@ -303,13 +308,14 @@ class Mainloop : Softmax {
         rescale_o(rescale, a.o);
       }
     } else {
-      const bool rescales = online_softmax<kCacheForm>(rows, work, tiles, i, unmasked, nonnegative, s, rescale, a);
+      const bool rescales =
+          online_softmax<kCacheForm>(t.rows, t.work, t.tiles, i, unmasked, nonnegative, s, rescale, a);
       ptx::wgmma_wait<0>();  // not in the branch, because a wait for wgmma is for the whole warpgroup
       ptx::fence_operand(a.o);
       if (rescales) rescale_o(rescale, a.o);
       if (!softcap.redo) release_v();
       reduce_p(kReduceTail<kScores>, kScores, s, a);
-      scale_p<kCacheForm>(tiles.is_cached(i), s);
+      scale_p<kCacheForm>(t.tiles.is_cached(i), s);
       pack_p<kCacheForm>(s, p_regs);
     }
     if (kReleaseKAfterPack<kCacheForm>) release_k();

@@ -42,21 +42,23 @@ __device__ __forceinline__ int Mainloop::run_softcap(int i, TileLoop& t, Softcap
 
 template <bool kCacheForm>
 __device__ __forceinline__ int Mainloop::run_softcap_deferred(int i, TileLoop& t, bool& redo) {
-  auto& [work, rows, tiles, whole, p_regs, s, a, accumulate, begin, end, last_use] = t;
+  Accumulators& a = t.a;
+  auto& s = t.s;
+  auto& p_regs = t.p_regs;
   const float edge = Rows::score_of(p_, p_.cap_short.high, {}, 0, 0.0f);
-  for (; i >= begin; --i) {
+  for (; i >= t.begin; --i) {
     const KDescriptor<kCacheForm> k = k_descriptor<kCacheForm>();
     const VDescriptor<kCacheForm> v = v_descriptor<kCacheForm>();
     ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
     warp_scheduler_sync(group_);
     qk_gemm<QkMma<kCacheForm>>(q_, k, s);
     ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
-    pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
-    accumulate = 1;
+    pv_gemm<kCacheForm>(p_regs, v, t.accumulate, a.o);
+    t.accumulate = 1;
     warp_scheduler_arrive(group_);
     ptx::wgmma_wait<1>();
     ptx::fence_operand(s);
-    mask_edge(rows, work, tiles, i, whole, s);
+    mask_edge(t.rows, t.work, t.tiles, i, t.whole, s);
     const float saved_sum[2] = {a.row_sum[0], a.row_sum[1]};
     const auto last = [&] {
       ptx::wgmma_wait<0>();
@@ -81,7 +83,7 @@ __device__ __forceinline__ int Mainloop::run_softcap_deferred(int i, TileLoop& t
       rescale_o(rescale, a.o);
     }
     release_k();
-    if (i == begin && last_use) release_q();
+    if (i == t.begin && t.last_use) release_q();
   }
   return i;
 }
@@ -89,7 +91,9 @@ __device__ __forceinline__ int Mainloop::run_softcap_deferred(int i, TileLoop& t
 template <bool kCacheForm>
 __device__ __forceinline__ int Mainloop::run_softcap_small(int least, int i, const int (&limit)[2], TileLoop& t,
                                                            bool& redo, bool& holds_barrier) {
-  auto& [work, rows, tiles, whole, p_regs, s, a, accumulate, begin, end, last_use] = t;
+  Accumulators& a = t.a;
+  auto& s = t.s;
+  auto& p_regs = t.p_regs;
   float saved_sum[2] = {a.row_sum[0], a.row_sum[1]};  // without the tile whose range check is pending
   PipelineState pending = k_pipe_;                    // the stage of that tile's K
   bool has_pending = false, out_of_range = false;
@@ -120,8 +124,8 @@ __device__ __forceinline__ int Mainloop::run_softcap_small(int least, int i, con
       return i + 1;
     }
     release_pending();
-    pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
-    accumulate = 1;
+    pv_gemm<kCacheForm>(p_regs, v, t.accumulate, a.o);
+    t.accumulate = 1;
     warp_scheduler_arrive(group_);
     ptx::wgmma_wait<1>();
     ptx::fence_operand(s);
@@ -145,7 +149,7 @@ __device__ __forceinline__ int Mainloop::run_softcap_small(int least, int i, con
     return i + 1;
   }
   release_pending();
-  if (i < begin && last_use) release_q();
+  if (i < t.begin && t.last_use) release_q();
   return i;
 }
 
