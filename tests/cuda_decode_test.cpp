@@ -36,8 +36,8 @@ class Subject final : public CaseSubject {
     std::vector<KernelSpec> specs;
     if (!covered(a, p)) return specs;
     for (const bool may_cluster : {false, true}) {
-      const decode::Config c = decode::choose_config(p, decode::device_shape(require_device(kDevice)),
-                                                     may_cluster ? "" : "none are asked for");
+      const decode::Config c =
+          decode::choose_config(p, decode::device_shape(tested_device()), may_cluster ? "" : "none are asked for");
       if (c.cluster == 0) specs.push_back(c.schedule_kernel());
       specs.push_back(c.main_kernel());
     }

@@ -34,7 +34,7 @@ constexpr attune_indexer_kind kKinds[] = {ATTUNE_INDEXER_SCORES, ATTUNE_INDEXER_
 
 TEST_F(CudaIndexer, MatchesTheOracle) {
   const std::vector<cases::Case> list = table();
-  const DeviceInfo& device = require_device(kDevice);
+  const DeviceInfo& device = tested_device();
   std::vector<KernelSpec> specs;
   for (const cases::Case& spec : list) {
     const cases::IndexerProblem problem(spec);
@@ -44,7 +44,8 @@ TEST_F(CudaIndexer, MatchesTheOracle) {
         specs.push_back(std::move(kernel));
     }
   }
-  warm(specs, kDevice);
+  warm_or_precompile(specs);
+  if (precompiles()) return;
   cases::CudaMemory memory(kDevice);
   for (const cases::Case& spec : list) EXPECT_EQ(cases::run_indexer_case(spec, memory).failure, "") << spec.name;
 }

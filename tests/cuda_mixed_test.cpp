@@ -25,8 +25,7 @@ class Subject final : public CaseSubject {
     return plans;
   }
   std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
-    return covered(a, p) ? mixed::kernels_of(p, decode::device_shape(require_device(kDevice)))
-                         : std::vector<KernelSpec>();
+    return covered(a, p) ? mixed::kernels_of(p, decode::device_shape(tested_device())) : std::vector<KernelSpec>();
   }
 };
 

@@ -19,7 +19,7 @@ class ByMlaMma final : public CaseSubject {
   }
   std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
     if (!takes(a, p)) return {};
-    const DeviceInfo& info = require_device(kDevice);
+    const DeviceInfo& info = tested_device();
     const mla::Config c = mla::choose_mma_config(p, info.num_sms, info.shared_bytes_per_block);
     return {c.main_kernel(), c.schedule_kernel(), c.combine_kernel()};
   }

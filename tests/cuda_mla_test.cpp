@@ -27,7 +27,7 @@ class Subject final : public CaseSubject {
   }
   std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
     if (!covered(a, p)) return {};
-    const mla::Config c = mla::choose_config(p, require_device(kDevice).num_sms);
+    const mla::Config c = mla::choose_config(p, tested_device().num_sms);
     return {c.main_kernel(), c.schedule_kernel(), c.combine_kernel()};
   }
 };

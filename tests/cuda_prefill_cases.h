@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "cuda/attention/prologue.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prefill.h"
 #include "cuda_cases.h"
@@ -24,7 +25,9 @@ class ByPrefill final : public CaseSubject {
   }
   std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
     if (!takes(a, p)) return {};
-    const prefill::Config c = prefill::choose_config(p, require_device(kDevice).num_sms);
+    const bool prepares = attention::prepares_rows(p, attention::Rows::kOwnType);
+    const prefill::Config c = prefill::choose_config(
+        prepares ? attention::after_prologue(p, nullptr, attention::Rows::kOwnType) : p, tested_device().num_sms);
     return {c.main_kernel(), c.schedule_kernel()};
   }
 };

@@ -21,7 +21,7 @@ class ByMma final : public CaseSubject {
   }
   std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
     if (!takes(a, p)) return {};
-    const DeviceInfo& info = require_device(kDevice);
+    const DeviceInfo& info = tested_device();
     const attention::Rows rows = fp32_                             ? attention::Rows::kFp32
                                  : p.q.dtype == ATTUNE_FLOAT8_E4M3 ? attention::Rows::kBf16
                                                                    : attention::Rows::kOwnType;

@@ -45,8 +45,8 @@ class AsFloats final : public CaseSubject {
   }
   std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
     if (!takes(a, p)) return {};
-    const prefill::Config c = prefill::choose_config(attention::after_prologue(p, nullptr, attention::Rows::kFp32),
-                                                     require_device(kDevice).num_sms);
+    const prefill::Config c =
+        prefill::choose_config(attention::after_prologue(p, nullptr, attention::Rows::kFp32), tested_device().num_sms);
     return {c.main_kernel(), c.schedule_kernel()};
   }
 
