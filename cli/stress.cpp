@@ -378,7 +378,7 @@ void run_stress(const StressOptions& options, attune_device device) {
     fmt::print("  {:<18} {:>8} {} {:>9} {}\n", kernel, counts.cases, noun(counts.cases, "case"), counts.runs,
                noun(counts.runs, "run"));
   if (interrupt.interrupted()) throw CLI::RuntimeError(kExitInterrupted);
-  if (cases_run == 0)
+  if (cases_run == 0 && !one)
     fmt::print(
         "no batch that was drawn is for these; more seconds draw more batches, and --configurations {} more kinds\n",
         4 * options.configurations);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tests on the first GPU. They are skipped, with the reason, where there is none that can be used.
 //
-// ATTUNE_PRECOMPILE=1: tests of tables run nothing. What they would run is compiled into the disk cache, for an H200.
-// That needs no GPU, whose time is then not spent on the compiler. Other tests are not for it.
+// ATTUNE_PRECOMPILE=1: tests of tables run nothing. What they would run, but for kernels of prologues, is compiled into
+// the disk cache, for an H200. That needs no GPU, whose time is then not spent on the compiler. Other tests are not for
+// it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,7 +23,10 @@ namespace attune::cuda {
 
 inline constexpr int32_t kDevice = 0;
 
-inline bool precompiles() { return std::getenv("ATTUNE_PRECOMPILE") != nullptr; }
+inline bool precompiles() {
+  const char* const value = std::getenv("ATTUNE_PRECOMPILE");
+  return value != nullptr && std::string(value) == "1";
+}
 
 // The device that kernels are tested on, or compiled for.
 inline const DeviceInfo& tested_device() {

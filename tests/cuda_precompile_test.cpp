@@ -4,6 +4,10 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "cuda/jit/nvrtc.h"
 #include "cuda_prefill_cases.h"
@@ -19,23 +23,30 @@ class CudaPrecompile : public CudaCases {
     std::string why;
     if (find_nvrtc(99, &why) == nullptr) GTEST_SKIP() << why;
     folder_ = fs::path(testing::TempDir()) / cat("attune_precompile_", getpid());
-    setenv("ATTUNE_PRECOMPILE", "1", 1);
-    setenv("ATTUNE_CACHE_DIR", folder_.c_str(), 1);
+    set("ATTUNE_PRECOMPILE", "1");
+    set("ATTUNE_CACHE_DIR", folder_.string());
   }
   void TearDown() override {
-    unsetenv("ATTUNE_PRECOMPILE");
-    unsetenv("ATTUNE_CACHE_DIR");
+    for (const auto& [name, value] : before_) value ? setenv(name, value->c_str(), 1) : unsetenv(name);
     fs::remove_all(folder_);
   }
+  void set(const char* name, const std::string& value) {
+    const char* const before = std::getenv(name);
+    before_.emplace_back(name, before != nullptr ? std::optional<std::string>(before) : std::nullopt);
+    setenv(name, value.c_str(), 1);
+  }
   fs::path folder_;
+  std::vector<std::pair<const char*, std::optional<std::string>>> before_;
 };
 
 TEST_F(CudaPrecompile, FillsTheDiskCacheAndRunsNothing) {
-  // In no bundle.
-  const std::vector<cases::Case> list = {tests::make_case(cases::Row(R"("heads": [2, 1], "head_dim": [24, 40],
-      "dtype": "bf16", "kv": "dense", "seqlens_q": [3], "seqlens_kv": [3])"))};
+  // The first is in no bundle, the second is for another kernel: of those that run, it would not be counted.
+  const cases::Row row(R"("heads": [2, 1], "head_dim": [24, 40], "dtype": "bf16", "kv": "dense", "seqlens_q": [3],
+      "seqlens_kv": [3])");
+  const std::vector<cases::Case> list = {
+      tests::make_case(row), tests::make_case(row.with(R"("head_dim": [576, 512], "kv": "paged", "shared_kv": true)"))};
   warm_all(list, ByPrefill());
-  EXPECT_EQ(check_all(list, ByPrefill()), 1);
+  EXPECT_EQ(check_all(list, ByPrefill()), 2);
   const auto files = [&] {
     int count = 0;
     for (const auto& entry : fs::recursive_directory_iterator(folder_)) count += entry.is_regular_file() ? 1 : 0;

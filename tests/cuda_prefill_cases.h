@@ -38,7 +38,7 @@ inline std::vector<cases::Case> cases_longer_than_a_tile(std::initializer_list<b
   std::vector<cases::Case> list;
   int number = 0;
   const cases::Row common(R"("heads": [6, 2], "dtype": "bf16", "seqlens_q": [300, 1, 129, 0, 17],
-      "seqlens_kv": [300, 260, 500, 20, 600])");
+      "seqlens_kv": [300, 260, 1300, 20, 600])");
   for (const char* kv :
        {R"("kv": "dense")", R"("kv": "paged", "cache": {"page_size": 16})",
         R"("kv": "paged", "cache": {"page_size": 64, "layout": "hnd"})", R"("kv": "paged", "cache": {"page_size": 3})",

@@ -76,6 +76,9 @@ class EmulatedPrefill : public tests::Emulated {
     try {
       emulate_schedule(c, params);
       splits_ = params.list->num_split_tiles;
+      most_splits_ = 0;
+      for (int i = 0; i < params.list->num_work_tiles; ++i)
+        most_splits_ = std::max(most_splits_, params.work_tiles[i].num_splits);
       cluster_ = c.cluster;
       rows_ = c.rows;
       if (twist == Twist::kOneBlock) c.blocks = c.cluster;
@@ -98,6 +101,7 @@ class EmulatedPrefill : public tests::Emulated {
   static inline int blocks_ = kBlocks;    // of the grid
   static inline bool row_pairs_ = false;  // makes pairs of neighbouring tokens
   static inline int splits_ = 0;          // split row blocks of the last case
+  static inline int most_splits_ = 0;     // of a row block of the last case
   static inline int cluster_ = 0;         // blocks of a cluster of the last case
   static inline int rows_ = 0;            // rows of a block of the last case
 };

@@ -199,7 +199,19 @@ TEST_F(EmulatedPrefill, MoreSplitsThanAWarpHasLanes) {
       "seqlens_q": [3], "seqlens_kv": [18000], "max_logits": true, "cache": {"page_size": 64})");
   for (const char* rest : {"", R"("alibi": true)"}) {
     EXPECT_EQ(run(tests::make_case(common.with(rest)), 2), "") << rest;
-    EXPECT_EQ(splits_, 1);
+    EXPECT_GT(most_splits_, 32);
+  }
+}
+
+// A lane combines two vectors of channels; blocks have 64 rows.
+TEST_F(EmulatedPrefill, SplitsOfWideHeadsAndOfFloats) {
+  blocks_ = 13;
+  const cases::Row common(R"("heads": [8, 1], "kv": "paged", "causal": true, "seqlens_q": [2, 1],
+      "seqlens_kv": [1500, 70], "max_logits": true, "cache": {"page_size": 64})");
+  for (const char* rest : {R"("head_dim": [256, 256], "dtype": "bf16")", R"("head_dim": [64, 200], "dtype": "f16")",
+                           R"("head_dim": [64, 64], "dtype": "f32")", R"("head_dim": [136, 40], "dtype": "f32")"}) {
+    EXPECT_EQ(run(tests::make_case(common.with(rest)), 2), "") << rest;
+    EXPECT_GT(most_splits_, 4) << rest;
   }
 }
 

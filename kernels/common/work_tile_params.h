@@ -105,8 +105,10 @@ struct WorkTileParams : AttentionParams {
   CapPolynomial<3> cap_short;
   CapPolynomial<5> cap_long;
   CapPolynomial<7> cap_wide;
-  int fewest_tiles;  // of a split, at least: the combine would cost more than a shorter split gains
-  int whole_tiles;   // row blocks of so many tiles or fewer stay whole, unless the balanced schedule splits them
+  // Splits have this many tiles at least, before those of a row block are made equal (nine tiles: three of three). The
+  // combine would cost more than shorter ones gain.
+  int fewest_tiles;
+  int whole_tiles;  // if the longest row block of the batch has no more tiles, only the balanced schedule splits any
   // MLA: the rope channels of the queries, which may be apart from the latent channels in q. Strides as q's.
   const char* q_rope;
   long long q_rope_batch_stride, q_rope_row_stride, q_rope_head_stride;

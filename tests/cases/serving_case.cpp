@@ -143,7 +143,6 @@ int64_t draw_length(Random& r, int64_t most) {
 void draw_lengths(Random& r, Case& c, Kind kind, int64_t budget) {
   const bool cached = c.kv != KvSource::kDense;
   const bool short_prompts = kind == Kind::kShortPrompts;
-  if (short_prompts) budget = std::max<int64_t>(budget, 2000);
   const int64_t most_sequences = short_prompts ? r.integer(1, 16) : r.pick<int64_t>({1, 3, 20, 100, 400});
   const int64_t longest = short_prompts ? 128 : r.pick<int64_t>({70, 600, 3000});
   const bool decode = kind == Kind::kDecode || kind == Kind::kMla || kind == Kind::kMlaSparse;
@@ -243,7 +242,8 @@ Case serving_case(uint64_t seed, uint64_t index, int configurations, int64_t bud
   Case c;
   Random of_configuration("serving configuration", static_cast<uint64_t>(configuration));
   const Kind kind = draw_configuration(of_configuration, c, static_cast<uint64_t>(configuration));
-  const auto of_case = r.pick<int64_t>({budget / 20, budget / 20, budget / 4, budget});
+  const auto of_case =
+      kind == Kind::kShortPrompts ? budget : r.pick<int64_t>({budget / 20, budget / 20, budget / 4, budget});
   if (kind == Kind::kAny || kind == Kind::kIndexer) {
     draw_any_lengths(r, c, of_case);
   } else {

@@ -24,8 +24,8 @@ struct WorkTiles {
   int keys = 128;          // in a key tile
   int heads_of_tile = 1;   // query heads in a row block
   int tokens_of_tile = 1;  // tokens in a row block, at most
-  int fewest_tiles = 1;    // key tiles in a split, at least
-  int whole_tiles = 1;     // a row block of so many key tiles or fewer is not split
+  int fewest_tiles = 1;    // key tiles in a split, at least (WorkTileParams)
+  int whole_tiles = 1;     // of the longest row block of a batch in which none is split
   int blocks = 1;          // of the grid; all are resident at once
   int64_t batch = 0;
   int64_t max_work_tiles = 0;  // the most that the schedule may list

@@ -21,8 +21,8 @@ namespace {
 using attention::kAlignment;
 
 constexpr int kMaxShared = 232448;
-// Key tiles of a split, at least; and of a row block that stays whole: eight of 128 keys take 19.5 us on an H200, in
-// two splits that are stored and combined 22.4.
+// Key tiles of a split, at least; and of the longest row block of a batch that stays whole: eight of 128 keys take
+// 19.5 us on an H200, in two splits that are stored and combined 22.4.
 constexpr int kFewestTiles = 4, kWholeTiles = 8;
 constexpr int kMostRows = 192;  // of a block
 
