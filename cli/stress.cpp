@@ -380,8 +380,9 @@ void run_stress(const StressOptions& options, attune_device device) {
   if (interrupt.interrupted()) throw CLI::RuntimeError(kExitInterrupted);
   if (cases_run == 0 && !one)
     fmt::print(
-        "no batch that was drawn is for these; more seconds draw more batches, and --configurations {} more kinds\n",
-        4 * options.configurations);
+        "no batch that was drawn is for these; more seconds draw more batches, more --configurations than {} more "
+        "kinds\n",
+        options.configurations);
   if (failures > 0 || cases_run == 0) throw CLI::RuntimeError(kExitFailed);
 }
 

@@ -41,7 +41,7 @@ class Stress(CliTest):
         done = attune("check", "--stress", 0.5, "--only", "indexer", "--budget", 100, "--configurations", 1)
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         self.assertIn("0 of 0 cases well", done.stdout)
-        self.assertIn("no batch that was drawn is for these; more seconds draw more batches, and --configurations 4 more", done.stdout)
+        self.assertIn("no batch that was drawn is for these; more seconds draw more batches, more --configurations than 1 more kinds", done.stdout)
 
     def test_stress_finds_a_wrong_gradient_and_says_how_to_see_it_again(self):
         preload = self.spoilt(

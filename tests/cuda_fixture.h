@@ -34,10 +34,8 @@ inline const DeviceInfo& tested_device() {
   static const DeviceInfo h200 = [] {
     DeviceInfo info;
     info.num_sms = 132;
-    for (const Architecture& a : kArchitectures) {
-      if (a.name != info.target.name) continue;
-      info.shared_bytes_per_block = a.shared_a_block, info.shared_bytes_per_sm = a.shared_per_sm;
-    }
+    const Architecture& a = *find_architecture(info.target.name);
+    info.shared_bytes_per_block = a.shared_a_block, info.shared_bytes_per_sm = a.shared_per_sm;
     return info;
   }();
   return h200;

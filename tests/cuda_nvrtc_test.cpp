@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "cuda/jit/nvrtc.h"
+#include "environment_guard.h"
 #include "jit_fixture.h"
 
 namespace attune::cuda {
@@ -29,18 +30,10 @@ class CudaNvrtcFound : public CudaJit {
   }
 
   // Sets a variable until the test ends.
-  void set(const char* name, const std::string& value) {
-    const char* before = std::getenv(name);
-    before_.emplace_back(name, before != nullptr ? before : "");
-    setenv(name, value.c_str(), 1);
-  }
-  void TearDown() override {
-    for (; !before_.empty(); before_.pop_back()) setenv(before_.back().first, before_.back().second.c_str(), 1);
-    CudaJit::TearDown();
-  }
+  void set(const char* name, const std::string& value) { environment_.set(name, value); }
 
  private:
-  std::vector<std::pair<const char*, std::string>> before_;
+  tests::EnvironmentGuard environment_;
 };
 
 TEST_F(CudaNvrtcFound, From12On) {

@@ -2,15 +2,13 @@
 // What tests of tables do with ATTUNE_PRECOMPILE=1, on machines without a GPU too.
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cuda/jit/nvrtc.h"
 #include "cuda_prefill_cases.h"
+#include "environment_guard.h"
 
 namespace attune::cuda {
 namespace {
@@ -23,20 +21,13 @@ class CudaPrecompile : public CudaCases {
     std::string why;
     if (find_nvrtc(99, &why) == nullptr) GTEST_SKIP() << why;
     folder_ = fs::path(testing::TempDir()) / cat("attune_precompile_", getpid());
-    set("ATTUNE_PRECOMPILE", "1");
-    set("ATTUNE_CACHE_DIR", folder_.string());
+    environment_.set("ATTUNE_PRECOMPILE", "1");
+    environment_.set("ATTUNE_CACHE_DIR", folder_.string());
   }
-  void TearDown() override {
-    for (const auto& [name, value] : before_) value ? setenv(name, value->c_str(), 1) : unsetenv(name);
-    fs::remove_all(folder_);
-  }
-  void set(const char* name, const std::string& value) {
-    const char* const before = std::getenv(name);
-    before_.emplace_back(name, before != nullptr ? std::optional<std::string>(before) : std::nullopt);
-    setenv(name, value.c_str(), 1);
-  }
+  void TearDown() override { fs::remove_all(folder_); }
+
   fs::path folder_;
-  std::vector<std::pair<const char*, std::optional<std::string>>> before_;
+  tests::EnvironmentGuard environment_;
 };
 
 TEST_F(CudaPrecompile, FillsTheDiskCacheAndRunsNothing) {
