@@ -103,6 +103,7 @@ ATTUNE_SHARED_FUNCTION int dq_tile_floats(int head_dim_qk, int head_dim_v) {
 
 // Shared memory of the gradient kernel (backward/config.cuh): stages of qk (q, or k in the pass of dq) and of vdo
 // (dout, or v). row_stats: the bytes of a row's stats.
+constexpr int kBackwardWorkTileBytes = 112;  // with its index
 ATTUNE_SHARED_FUNCTION int backward_shared_bytes(int head_dim_qk, int head_dim_v, int gradients, int qk_stages,
                                                  int vdo_stages, int row_stats) {
   const int tile = backward_tile(head_dim_qk, head_dim_v), lines_qk = lines_of(head_dim_qk),
@@ -111,8 +112,8 @@ ATTUNE_SHARED_FUNCTION int backward_shared_bytes(int head_dim_qk, int head_dim_v
   const int inputs = resident * kBackwardRows + (lines_qk * qk_stages + lines_v * vdo_stages) * tile;
   const int sums = 2 * (kBackwardRows * tile * 2 + dq_tile_floats(head_dim_qk, head_dim_v) * 4);
   const int stats = qk_stages * tile * row_stats;
-  const int barriers_and_tile_idx = (1 + 2 * qk_stages + 2 * vdo_stages) * 8 + 8;
-  return align_up(inputs * 128 + (gradients == kGradients ? sums : 16) + stats + barriers_and_tile_idx, 1024);
+  const int barriers_and_work = (1 + 2 * qk_stages + 2 * vdo_stages) * 8 + kBackwardWorkTileBytes;
+  return align_up(inputs * 128 + (gradients == kGradients ? sums : 16) + stats + barriers_and_work, 1024);
 }
 
 }  // namespace attune::kernels

@@ -48,6 +48,29 @@ struct Config {
   static_assert(kQkStages >= 2, "S of the next step reads its qk while this step still uses its own");
 };
 
+// The resident rows of a block, of one head, and the tiles of the streamed side that they see.
+struct WorkTile {
+  SequenceInfo s;
+  int batch, head;   // head: of the resident side
+  int begin, end;    // resident rows
+  int first, tiles;  // the first row of the first tile; the number of tiles for each head
+  int heads;         // heads that stream through the block: of q, if the resident rows are keys
+  __device__ __forceinline__ int steps() const { return heads * tiles; }
+
+  // The streamed rows that are visible to a resident row by causality and windows.
+  __device__ __forceinline__ Span visible_to(const BackwardParams& p, int row) const {
+    if (row >= end) return {0, 0};
+    return Config::kOfQueries ? keys_of_query(p, s, row) : queries_of_key(p, s, row);
+  }
+  // The query and the key of a pair of a resident row and a streamed row.
+  __device__ __forceinline__ static int query(int resident, int other) { return Config::kOfQueries ? resident : other; }
+  __device__ __forceinline__ static int key(int resident, int other) { return Config::kOfQueries ? other : resident; }
+  // step_head: the head of a step.
+  __device__ __forceinline__ int q_head(const BackwardParams& p, int step_head) const {
+    return Config::kOfQueries ? head : head * p.group + step_head;
+  }
+};
+
 // dS, [64 keys][queries], and dq of tiles, if dq is summed.
 template <bool kSumsDq>
 struct DqStorage {
@@ -67,7 +90,9 @@ struct SharedStorage {
   kernels::Barrier resident_full, qk_full[Config::kQkStages], qk_empty[Config::kQkStages], vdo_full[Config::kVdoStages],
       vdo_empty[Config::kVdoStages];
   int work_tile_idx;  // from the tile scheduler
+  alignas(16) WorkTile work;
 };
+static_assert(sizeof(WorkTile) <= kernels::kBackwardWorkTileBytes, "the host asks for less");
 static_assert(sizeof(SharedStorage) == kernels::backward_shared_bytes(Config::kHeadDimQk, Config::kHeadDimV,
                                                                       Config::kGradients, Config::kQkStages,
                                                                       Config::kVdoStages, sizeof(RowStats)),
@@ -76,6 +101,7 @@ static_assert(sizeof(SharedStorage) == kernels::backward_shared_bytes(Config::kH
 struct Smem : common::SharedView<SharedStorage> {
   using SharedView::SharedView;
   __device__ __forceinline__ int& work_tile_idx() const { return ATTUNE_SHARED_FIELD(SharedStorage, work_tile_idx); }
+  __device__ __forceinline__ WorkTile& work() const { return ATTUNE_SHARED_FIELD(SharedStorage, work); }
   __device__ __forceinline__ unsigned resident_qk() const { return ATTUNE_SHARED_AT(SharedStorage, resident); }
   __device__ __forceinline__ unsigned resident_vdo() const {
     return resident_qk() + Config::kLinesQk * kBackwardRows * 128;
@@ -107,29 +133,6 @@ struct Smem : common::SharedView<SharedStorage> {
 // and for each writer.
 constexpr int kConsumerBarrier = 1, kDqEmptyBarrier = 2, kDqFullBarrier = 4;
 constexpr int kDqThreads = 32 * Config::kConsumerWarps + 32;
-
-// The resident rows of a block, of one head, and the tiles of the streamed side that they see.
-struct WorkTile {
-  SequenceInfo s;
-  int batch, head;   // head: of the resident side
-  int begin, end;    // resident rows
-  int first, tiles;  // the first row of the first tile; the number of tiles for each head
-  int heads;         // heads that stream through the block: of q, if the resident rows are keys
-  __device__ __forceinline__ int steps() const { return heads * tiles; }
-
-  // The streamed rows that are visible to a resident row by causality and windows.
-  __device__ __forceinline__ Span visible_to(const BackwardParams& p, int row) const {
-    if (row >= end) return {0, 0};
-    return Config::kOfQueries ? keys_of_query(p, s, row) : queries_of_key(p, s, row);
-  }
-  // The query and the key of a pair of a resident row and a streamed row.
-  __device__ __forceinline__ static int query(int resident, int other) { return Config::kOfQueries ? resident : other; }
-  __device__ __forceinline__ static int key(int resident, int other) { return Config::kOfQueries ? other : resident; }
-  // step_head: the head of a step.
-  __device__ __forceinline__ int q_head(const BackwardParams& p, int step_head) const {
-    return Config::kOfQueries ? head : head * p.group + step_head;
-  }
-};
 
 // The steps of a block: its tiles from the last to the first, and all heads of each. If the last query sees the keys of
 // several blocks, they all begin with the last tile. So none waits long for its turn to add dq.

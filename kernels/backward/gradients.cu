@@ -9,8 +9,8 @@
 // block.
 //
 // Warpgroup 0: warp 0 is the producer (producer.cuh), the others add dq (dq_writer.cuh). Warpgroups 1 and 2 are the
-// consumers (mainloop.cuh; GEMMs in gemms.cuh, P and dS in softmax.cuh). Tile scheduler: a counter over the list of
-// schedule.cu.
+// consumers (mainloop.cuh, or mainloop_of_gradient.cuh for a pass of one gradient; GEMMs in gemms.cuh, P and dS in
+// softmax.cuh; epilogue.cuh). Tile scheduler: a counter over the list of schedule.cu.
 //
 // If dq is summed, a block waits for blocks of the same sequence and head with earlier keys. A block takes its work
 // tile from the counter when it begins, and the list has those blocks before it, so they are running or have ended.
@@ -20,7 +20,9 @@
 // shared memory; dq of a tile is there; dq of a tile has been read. A NaN or infinity of the sequence can reach the
 // gradient of a row that does not see it as 0 * NaN, so recompute.cu examines the rows of blocks that have one.
 #include "backward/dq_writer.cuh"
+#include "backward/epilogue.cuh"
 #include "backward/mainloop.cuh"
+#include "backward/mainloop_of_gradient.cuh"
 #include "backward/producer.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
@@ -28,55 +30,16 @@
 namespace attune::backward {
 
 __device__ __forceinline__ void init_barriers(const Smem& smem) {
-  if (threadIdx.x == 0) {
-    ptx::init_barrier(smem.resident_full(), 1);
-    for (int i = 0; i < Config::kQkStages; ++i) {
-      ptx::init_barrier(smem.qk_full(i), 1);
-      ptx::init_barrier(smem.qk_empty(i), Config::kConsumerWarps);
-    }
-    for (int i = 0; i < Config::kVdoStages; ++i) {
-      ptx::init_barrier(smem.vdo_full(i), 1);
-      ptx::init_barrier(smem.vdo_empty(i), Config::kConsumerWarps);
-    }
-    ptx::publish_barriers();
+  ptx::init_barrier(smem.resident_full(), 1);
+  for (int i = 0; i < Config::kQkStages; ++i) {
+    ptx::init_barrier(smem.qk_full(i), 1);
+    ptx::init_barrier(smem.qk_empty(i), Config::kConsumerWarps);
   }
-  __syncthreads();
-}
-
-// Stores this thread's elements of its two resident rows.
-template <int kHeadDim, int kHalf>
-__device__ __forceinline__ void store(const BackwardParams& p, const WorkTile& w, const GradientRows& to,
-                                      const float (&x)[kHalf], float factor) {
-  if (to.data == nullptr) return;
-  const int row = w.begin + 64 * consumer_warpgroup() + row_of_thread();
-  const bool pairs = takes_pairs<kHeadDim>(to);
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    if (row + 8 * h >= w.end) continue;
-    const long long first = Config::kOfQueries ? query_offset(p, w.s, w.batch, to, row + 8 * h, w.head)
-                                               : key_offset(w.s, w.batch, to, row + 8 * h, w.head);
-#pragma unroll
-    for (int j = 2 * h; j < kHalf; j += 4) {
-      const int channel = 8 * (j / 4) + static_cast<int>(threadIdx.x) % 4 * 2;
-      if (channel < kHeadDim) store_pair<kHeadDim>(to, pairs, first, channel, factor * x[j], factor * x[j + 1]);
-    }
+  for (int i = 0; i < Config::kVdoStages; ++i) {
+    ptx::init_barrier(smem.vdo_full(i), 1);
+    ptx::init_barrier(smem.vdo_empty(i), Config::kConsumerWarps);
   }
-}
-
-// Whether an accumulator of this thread is a NaN or infinity.
-template <int kCount>
-__device__ __forceinline__ bool any_nonfinite(const float (&x)[kCount]) {
-  float sum = 0;  // a sum of zeros, or NaN
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) sum = fmaf(x[i], 0.0f, sum);
-  return sum != 0.0f;
-}
-
-// Flags a work tile with a NaN or infinity for recompute.cu. The pass of dv keeps the flag that the pass of dk has set.
-__device__ __forceinline__ void flag_nonfinite(const BackwardParams& p, int work_tile_idx, bool any) {
-  int& flag = (Config::kOfQueries ? p.q_nonfinite : p.kv_nonfinite)[work_tile_idx];
-  const bool before = Config::kGradients == kernels::kGradientDv && p.dk.data != nullptr && flag != 0;
-  flag = any || before ? 1 : 0;
+  ptx::publish_barriers();
 }
 
 __device__ __forceinline__ void run_consumer(const BackwardParams& p, const Smem& smem) {
@@ -86,16 +49,23 @@ __device__ __forceinline__ void run_consumer(const BackwardParams& p, const Smem
 #pragma unroll
   for (float& x : a.dv) x = 0;
   {
+    // Computed from the list again: a copy from shared memory takes registers that heads of 160 channels do not have.
     const WorkTile work = work_tile_at(p, smem.work_tile_idx());
-    if (work.tiles > 0) run_mainloop(p, smem, work, a);
+    if (work.tiles > 0) {
+      if constexpr (Config::kWithDqk && Config::kWithDv) {
+        run_one_pass(p, smem, work, a);
+      } else {
+        run_gradient(p, smem, work, a);
+      }
+    }
   }
   const bool nonfinite = any_nonfinite(a.dqk) || any_nonfinite(a.dv);
   const bool any = ptx::named_barrier_any(kConsumerBarrier, 32 * Config::kConsumerWarps, nonfinite);
   if (threadIdx.x == 128) flag_nonfinite(p, smem.work_tile_idx(), any);
-  // read twice: no register is left to keep it during the mainloop
-  const WorkTile work = work_tile_at(p, smem.work_tile_idx());
-  if constexpr (Config::kWithDqk) store<Config::kHeadDimQk>(p, work, Config::kOfQueries ? p.dq : p.dk, a.dqk, p.scale);
-  if constexpr (Config::kWithDv) store<Config::kHeadDimV>(p, work, p.dv, a.dv, 1.0f);
+  const WorkTile work = smem.work();  // no register is left to keep it during the mainloop
+  if constexpr (Config::kWithDqk)
+    store<Config::kHeadDimQk>(p, smem, work, Config::kOfQueries ? p.dq : p.dk, a.dqk, p.scale);
+  if constexpr (Config::kWithDv) store<Config::kHeadDimV>(p, smem, work, p.dv, a.dv, 1.0f);
 }
 
 }  // namespace attune::backward
@@ -110,14 +80,18 @@ extern "C" __global__ void __launch_bounds__(attune::backward::Config::kThreads,
   using namespace attune::backward;
   const Smem smem(ptx::dynamic_shared());
   ptx::wait_for_previous_kernels();
-  if (threadIdx.x == 0)
-    smem.work_tile_idx() = static_cast<int>(Config::kSumsDq ? ptx::add_arrivals(&p.kv_list->next, 1) : blockIdx.x);
-  init_barriers(smem);
+  if (threadIdx.x == 0) {
+    const int idx = static_cast<int>(Config::kSumsDq ? ptx::add_arrivals(&p.kv_list->next, 1) : blockIdx.x);
+    init_barriers(smem);
+    smem.work_tile_idx() = idx;
+    if (idx / resident_heads(p) < resident_list(p)->num_tiles) smem.work() = work_tile_at(p, idx);
+  }
+  __syncthreads();
   if (smem.work_tile_idx() / resident_heads(p) >= resident_list(p)->num_tiles) return;
   if (threadIdx.x < 128) {
     ptx::warpgroup_reg_dealloc<Config::kProducerRegisters>();
     const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
-    const WorkTile work = work_tile_at(p, smem.work_tile_idx());
+    const WorkTile work = smem.work();
     if (warp == 0) {
       const Maps maps{resident_qk, resident_vdo, qk, vdo};
       Producer(p, maps, smem, work).run();

@@ -29,12 +29,23 @@ __device__ __forceinline__ int row_of_thread() {
 // Whether descriptors of operands are recomputed in each step, because no registers are left to keep them.
 constexpr bool kRematerialize = kAlibi || kTables || kKeyMasks || kSoftcap || (kSinkShares && Config::kTile == 32) ||
                                 Config::kGradients == kernels::kGradientDk;
-// The descriptor of a warpgroup's resident rows.
-__device__ __forceinline__ ptx::Descriptor descriptor_of(unsigned rows) {
-  unsigned at[1] = {rows};
-  if constexpr (kRematerialize) ptx::fence_operand(at);
-  return ptx::uniform(ptx::descriptor_k_major(at[0]));
-}
+// A warpgroup's resident rows of qk or vdo.
+class ResidentOperand {
+ public:
+  __device__ __forceinline__ explicit ResidentOperand(unsigned rows) : rows_(rows), descriptor_(of(rows)) {}
+  __device__ __forceinline__ ptx::Descriptor descriptor() const { return kRematerialize ? of(rows_) : descriptor_; }
+
+ private:
+  __device__ __forceinline__ static ptx::Descriptor of(unsigned rows) {
+    unsigned at[1] = {rows};
+    if constexpr (kRematerialize) ptx::fence_operand(at);
+    return ptx::uniform(ptx::descriptor_k_major(at[0]));
+  }
+
+  const unsigned rows_;
+  const ptx::Descriptor descriptor_;
+};
+constexpr bool kOneVdo = Config::kVdoStages == 1;
 
 // Stores packed scores, [64 keys of four warps][4 kCount queries], transposed, to rows of 128 bytes, one for each
 // query.
@@ -115,12 +126,14 @@ __device__ __forceinline__ void zero_keys_past_end(const Smem& smem, const WorkT
   ptx::fence_async_proxy();
   sync_consumers();
 }
-// For those operands of a step's tile that enter a gradient. Called when they have arrived.
+// Whether the sequence ends in the tile that begins at `row`.
+__device__ __forceinline__ bool ends_in_tile(const WorkTile& work, int row) {
+  return (Config::kOfQueries ? work.s.num_keys : work.s.num_q) - row < Config::kTile;
+}
+// For those operands of such a tile that enter a gradient. Called when they have arrived.
 __device__ __forceinline__ void zero_tile_past_end(const Smem& smem, const WorkTile& work, int row, int qk_stage,
                                                    int vdo_stage) {
   const int count = (Config::kOfQueries ? work.s.num_keys : work.s.num_q) - row;
-  if (count >= Config::kTile) return;
-  sync_consumers();  // both warpgroups have its S
   if constexpr (Config::kWithDqk) clear_rows<Config::kLinesQk, Config::kTile>(smem.qk(qk_stage), count);
   if constexpr (Config::kWithDv) clear_rows<Config::kLinesV, Config::kTile>(smem.vdo(vdo_stage), count);
   ptx::fence_async_proxy();

@@ -83,24 +83,35 @@ __device__ __forceinline__ long long key_offset(const SequenceInfo& s, int b, co
   return kv_offset(s, b, of.batch_stride, of.row_stride) + key * of.row_stride + head * of.head_stride;
 }
 
-// Whether two channels of a gradient can be stored together.
+// Whether eight channels of a gradient can be stored with stores of 16 bytes.
 template <int kChannels>
-__device__ __forceinline__ bool takes_pairs(const GradientRows& to) {
-  return to.dtype != common::kFloat32 && to.dim_stride == 1 && kChannels % 2 == 0 &&
-         (to.row_stride | to.head_stride | to.batch_stride) % 2 == 0 &&
-         reinterpret_cast<unsigned long long>(to.data) % 4 == 0;
+__device__ __forceinline__ bool takes_eights(const GradientRows& to) {
+  return kChannels % 8 == 0 && to.dim_stride == 1 && (to.row_stride | to.head_stride | to.batch_stride) % 8 == 0 &&
+         reinterpret_cast<unsigned long long>(to.data) % 16 == 0;
 }
-// Stores `channel` and the next one, if it exists, of the row that begins at `first`.
+// Stores channels channel .. channel + 7 of the row that begins at `first`, or as many as exist.
 template <int kChannels>
-__device__ __forceinline__ void store_pair(const GradientRows& to, bool pairs, long long first, int channel, float x,
-                                           float y) {
-  if (pairs) {
-    *reinterpret_cast<unsigned*>(to.data + 2 * (first + channel)) =
-        to.dtype == common::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
-    return;
+__device__ __forceinline__ void store_eight(const GradientRows& to, bool eights, long long first, int channel,
+                                            const float (&x)[8]) {
+  if (eights && to.dtype == common::kFloat32) {
+    float4* const at = reinterpret_cast<float4*>(to.data + 4 * (first + channel));
+    at[0] = make_float4(x[0], x[1], x[2], x[3]);
+    at[1] = make_float4(x[4], x[5], x[6], x[7]);
+  } else if (eights) {
+    unsigned r[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      r[i] = to.dtype == common::kBFloat16 ? ptx::pack_bf16(x[2 * i], x[2 * i + 1])
+                                           : ptx::pack_f16(x[2 * i], x[2 * i + 1]);
+    }
+    *reinterpret_cast<uint4*>(to.data + 2 * (first + channel)) = make_uint4(r[0], r[1], r[2], r[3]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (channel + i < kChannels)
+        common::store_element(to.dtype, to.data, first + (channel + i) * to.dim_stride, x[i]);
+    }
   }
-  common::store_element(to.dtype, to.data, first + channel * to.dim_stride, x);
-  if (channel + 1 < kChannels) common::store_element(to.dtype, to.data, first + (channel + 1) * to.dim_stride, y);
 }
 
 __device__ __forceinline__ BackwardTile* tiles_of(BackwardList* list) {

@@ -9,36 +9,6 @@ namespace attune::backward {
 constexpr int kThreads = 256, kHeadDimQk = ATTUNE_HEAD_DIM_QK;
 using Tile = DqTile<kHeadDimQk, ATTUNE_HEAD_DIM_V>;
 
-// Whether eight channels can be stored with stores of 16 bytes.
-__device__ __forceinline__ bool takes_eights(const GradientRows& to) {
-  return kHeadDimQk % 8 == 0 && to.dim_stride == 1 && (to.row_stride | to.head_stride | to.batch_stride) % 8 == 0 &&
-         reinterpret_cast<unsigned long long>(to.data) % 16 == 0;
-}
-
-// Stores channels channel .. channel + 7 of the row that begins at `first`, or as many as exist.
-__device__ __forceinline__ void store_eight(const GradientRows& to, bool eights, long long first, int channel,
-                                            const float (&x)[8]) {
-  if (eights && to.dtype == common::kFloat32) {
-    float4* const at = reinterpret_cast<float4*>(to.data + 4 * (first + channel));
-    at[0] = make_float4(x[0], x[1], x[2], x[3]);
-    at[1] = make_float4(x[4], x[5], x[6], x[7]);
-  } else if (eights) {
-    unsigned r[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      r[i] = to.dtype == common::kBFloat16 ? ptx::pack_bf16(x[2 * i], x[2 * i + 1])
-                                           : ptx::pack_f16(x[2 * i], x[2 * i + 1]);
-    }
-    *reinterpret_cast<uint4*>(to.data + 2 * (first + channel)) = make_uint4(r[0], r[1], r[2], r[3]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (channel + i < kHeadDimQk)
-        common::store_element(to.dtype, to.data, first + (channel + i) * to.dim_stride, x[i]);
-    }
-  }
-}
-
 // A tile of queries of a sequence and a head.
 struct TileOfDq {
   const BackwardParams& p;
@@ -62,7 +32,7 @@ struct TileOfDq {
       x[j] = any ? p.scale * x[j] : 0.0f;
       finite &= fabsf(x[j]) < ptx::infinity();
     }
-    store_eight(p.dq, eights, query_offset(p, s, b, p.dq, begin + row, head), channel, x);
+    store_eight<kHeadDimQk>(p.dq, eights, query_offset(p, s, b, p.dq, begin + row, head), channel, x);
     return finite;
   }
 };
@@ -121,7 +91,8 @@ extern "C" __global__ void __launch_bounds__(attune::backward::kThreads)
   bool finite = true;
   for (int begin = tile.begin; begin < min(tile.begin + kBackwardRows, s.num_q); begin += Tile::kQueries) {
     const float* const sums = p.dq_sums + Tile::at(p, s, tile.batch, block.head, begin) * Tile::kFloats;
-    const TileOfDq t{p, s, tile.batch, block.head, begin, reinterpret_cast<const char*>(sums), takes_eights(p.dq)};
+    const TileOfDq t{p,     s, tile.batch, block.head, begin, reinterpret_cast<const char*>(sums),
+                     takes_eights<kHeadDimQk>(p.dq)};
     if constexpr (Tile::kTransposed) {
       finite &= store_columns(t);
     } else {
