@@ -30,6 +30,16 @@ TEST_F(EmulatedBackward, OfWindows) {
   }
 }
 
+// Runs of blocks of keys that add to the same tiles, and runs that windows cut.
+TEST_F(EmulatedBackward, OfManyBlocksOfKeys) {
+  const cases::Row row(R"("name": "runs", "heads": [2, 1], "head_dim": [16, 16], "dtype": "bf16",
+                          "seqlens_q": [450, 70], "seqlens_kv": [2500, 2300], "backward": {})");
+  for (const char* mask : {R"("causal": true)", R"("causal": true, "window": [900, 0])", R"("window": [40, 60])", "",
+                           R"("causal": true, "ranges": [[100, 1500], [2100, 2200]])",
+                           R"("causal": true, "head_dim": [136, 40], "heads": [1, 1], "seqlens_q": [2500, 9])"})
+    EXPECT_EQ(check(tests::make_case(row.with(mask))), "") << mask;
+}
+
 TEST_F(EmulatedBackward, OfEveryHeadDim) {
   const cases::Row row(R"("name": "dims", "heads": [2, 1], "dtype": "bf16", "causal": true, "seqlens_q": [70, 3],
                           "seqlens_kv": [90, 200], "backward": {})");
@@ -264,7 +274,9 @@ TEST_F(EmulatedBackward, ASequenceHasItsBitsBesideNan) {
 
 // A block waits for those of its sequence that the list has before it. Of many sequences a thread has each, else a
 // warp.
+// Run after run, a run from its last block to its first: the order in which blocks add to dq.
 TEST_F(EmulatedBackward, TheListHasTheBlocksOfASequenceInTheirOrder) {
+  constexpr int kRun = 16;  // backward/rows.cuh
   for (const int batch : {3, 1100}) {
     std::vector<int64_t> lengths;
     for (int64_t b = 0; b < batch; ++b) lengths.push_back(batch == 3 ? 5000 - 2400 * b : b * 37 % 700);
@@ -278,17 +290,19 @@ TEST_F(EmulatedBackward, TheListHasTheBlocksOfASequenceInTheirOrder) {
     cases::Workspace workspace(cases::host_memory(), c.workspace_bytes());
     const kernels::BackwardParams params = backward::to_params(p, c, workspace.buffer.device());
     launch(backward::launches(c)[0], params);
-    std::vector<int> next(static_cast<size_t>(batch), 0);  // the first key of the block that is due
+    std::vector<int> seen(static_cast<size_t>(batch), 0);  // blocks
     const auto* const tiles = reinterpret_cast<const kernels::BackwardTile*>(params.kv_list + 1);
+    const auto blocks_of = [&](size_t b) {
+      return static_cast<int>((problem.spec().seqlens_kv[b] + kernels::kBackwardRows - 1) / kernels::kBackwardRows);
+    };
     for (int i = 0; i < params.kv_list->num_tiles; ++i) {
-      int& due = next[static_cast<size_t>(tiles[i].batch)];
-      ASSERT_EQ(tiles[i].begin, due) << "sequence " << tiles[i].batch << " of " << batch;
-      due += kernels::kBackwardRows;
+      const auto b = static_cast<size_t>(tiles[i].batch);
+      const int run = seen[b] / kRun * kRun, blocks = blocks_of(b);
+      ASSERT_EQ(tiles[i].begin, (std::min(run + kRun, blocks) - 1 - (seen[b] - run)) * kernels::kBackwardRows)
+          << "sequence " << b << " of " << batch;
+      ++seen[b];
     }
-    for (size_t b = 0; b < next.size(); ++b) {
-      const int64_t keys = problem.spec().seqlens_kv[b];
-      EXPECT_TRUE(next[b] >= keys && next[b] < keys + kernels::kBackwardRows) << "sequence " << b << " of " << batch;
-    }
+    for (size_t b = 0; b < seen.size(); ++b) EXPECT_EQ(seen[b], blocks_of(b)) << "sequence " << b << " of " << batch;
     EXPECT_EQ(params.kv_list->next, 0u);
   }
 }

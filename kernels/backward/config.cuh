@@ -134,13 +134,12 @@ struct Smem : common::SharedView<SharedStorage> {
 constexpr int kConsumerBarrier = 1, kDqEmptyBarrier = 2, kDqFullBarrier = 4;
 constexpr int kDqThreads = 32 * Config::kConsumerWarps + 32;
 
-// The steps of a block: its tiles from the last to the first, and all heads of each. If the last query sees the keys of
-// several blocks, they all begin with the last tile. So none waits long for its turn to add dq.
+// The steps of a block: its tiles in order, and all heads of each.
 struct Step {
   int row, head;  // the tile's first row; the head among those of a tile
-  __device__ __forceinline__ explicit Step(const WorkTile& w) : row(w.first + (w.tiles - 1) * Config::kTile), head(0) {}
+  __device__ __forceinline__ explicit Step(const WorkTile& w) : row(w.first), head(0) {}
   __device__ __forceinline__ void next(const WorkTile& w) {
-    if (++head == w.heads) head = 0, row -= Config::kTile;
+    if (++head == w.heads) head = 0, row += Config::kTile;
   }
 };
 
@@ -151,25 +150,32 @@ __device__ __forceinline__ int resident_heads(const BackwardParams& p) {
   return Config::kOfQueries ? p.num_heads_q : p.num_heads_kv;
 }
 
+// The work tile of a ticket, which counts them in the order in which blocks take them: kRun blocks of the list for one
+// head, then for the next. Beyond the list it is the ticket.
+__device__ __forceinline__ int work_tile_of_ticket(const BackwardParams& p, int ticket) {
+  const int heads = resident_heads(p), num_tiles = resident_list(p)->num_tiles;
+  if (ticket / heads >= num_tiles) return ticket;
+  const int first = ticket / (kRun * heads) * kRun, count = min(kRun, num_tiles - first), rest = ticket - first * heads;
+  return (first + rest % count) * heads + rest / count;
+}
 // work_tile_idx: less than list->num_tiles * resident_heads().
 __device__ __forceinline__ WorkTile work_tile_at(const BackwardParams& p, int work_tile_idx) {
   const BackwardTile tile = tiles_of(resident_list(p))[work_tile_idx / resident_heads(p)];
   WorkTile w;
   w.s = read_sequence(p, tile.batch);
   w.batch = tile.batch, w.head = work_tile_idx % resident_heads(p), w.begin = tile.begin;
-  w.end = min(tile.begin + kBackwardRows, Config::kOfQueries ? w.s.num_q : key_extent(p, tile.batch));
+  const int extent = Config::kOfQueries ? w.s.num_q : key_extent(p, tile.batch);
+  w.end = min(tile.begin + kBackwardRows, extent);
   w.heads = Config::kOfQueries ? 1 : p.group;
-  w.first = w.tiles = 0;
-  // the last resident row that sees a key, or that is seen
-  const int last = (Config::kOfQueries ? w.end : min(w.end, w.s.num_keys)) - 1;
-  if (last < w.begin) return w;
-  Span seen = {w.visible_to(p, w.begin).begin, w.visible_to(p, last).end};
-  if constexpr (Config::kOfQueries) {
-    widen_keys_by_ranges(p, w.s, w.batch, w.begin, last, seen);
-  } else {
-    widen_by_ranges(p, w.s, w.batch, w.begin, last, seen);
+  Span seen{0, 0};
+  if constexpr (!Config::kOfQueries) {
+    seen = queries_of_block(p, w.s, w.batch, w.begin, extent);
+  } else if (w.begin < w.end) {
+    seen = {w.visible_to(p, w.begin).begin, w.visible_to(p, w.end - 1).end};
+    widen_keys_by_ranges(p, w.s, w.batch, w.begin, w.end - 1, seen);
   }
   w.first = seen.begin / Config::kTile * Config::kTile;
+  w.tiles = 0;
   if (seen.end > seen.begin) w.tiles = (seen.end - w.first + Config::kTile - 1) / Config::kTile;
   return w;
 }

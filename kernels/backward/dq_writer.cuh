@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The dq writers add dq of each step from shared memory to the sums in global memory, in the order of the blocks of
-// keys: a semaphore of each tile counts the blocks that have added. Three warps alternate, because wait, add and
-// release take longer than the GEMMs of a tile. A wait cannot deadlock: blocks of earlier keys took their work tile
-// earlier (gradients.cu), so they are running or have ended.
+// The dq writers add dq of each step from shared memory to the sums in global memory, in the order of dq.cuh: a
+// semaphore of each tile counts the blocks that have added. Three warps alternate, because wait, add and
+// release take longer than the GEMMs of a tile. A wait cannot deadlock: the blocks that add earlier took their work
+// tile earlier (gradients.cu), so they are running or have ended.
 //
 // If sequences overlap, because cu_seqlens_q is wrong, they share semaphores. Then a count may exceed what a block
 // waits for, but waits still end.
@@ -19,14 +19,15 @@ class DqWriter {
  public:
   // number: this warp's number among the dq writers.
   __device__ __forceinline__ DqWriter(const BackwardParams& p, const Smem& smem, const WorkTile& work, int number)
-      : p_(p), smem_(smem), work_(work), number_(number) {}
+      : p_(p), smem_(smem), work_(work), extent_(key_extent(p, work.batch)), number_(number) {}
 
   __device__ __forceinline__ void run() const {
     for (int i = number_; i < work_.steps(); i += Config::kWriters) {
       const int buffer = i % Config::kDqBuffers;
-      const int row = work_.first + (work_.tiles - 1 - i / work_.heads) * Config::kTile;
+      const int row = work_.first + i / work_.heads * Config::kTile;
       const long long tile = Tile::at(p_, work_.s, work_.batch, work_.head * p_.group + i % work_.heads, row);
-      const unsigned adds_before = static_cast<unsigned>(dq_adds_before(p_, work_.s, work_.batch, row, work_.begin));
+      const unsigned adds_before =
+          static_cast<unsigned>(dq_adds_before(p_, work_.s, work_.batch, row, work_.begin, extent_));
       if (threadIdx.x % 32 == 0) ptx::wait_for_arrivals(p_.dq_semaphores + tile, adds_before);
       __syncwarp();
       ptx::named_barrier_sync(kDqFullBarrier + number_, kDqThreads);
@@ -61,7 +62,7 @@ class DqWriter {
   const BackwardParams& p_;
   const Smem& smem_;
   const WorkTile& work_;
-  const int number_;
+  const int extent_, number_;
 };
 
 }  // namespace attune::backward

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradients of attention over dense keys by wgmma. Grid: work tiles in the order of the list. A block has 128
 // resident keys, keeps their dk and dv in registers, and streams tiles of queries, each for all query heads of its KV
-// head. It adds dq of each tile to sums in global memory, in the order of the blocks of a sequence: the bits are the
-// same in every run, whatever the batch is.
+// head. It adds dq of each tile to sums in global memory, in a fixed order (dq.cuh): the bits are the same in every
+// run, whatever the batch is.
 //
 // If dk and dv of a head do not fit the registers together, each gradient has a separate pass, a launch of this kernel:
 // dk and dv as above, and dq by blocks of 128 resident queries, which stream tiles of keys. Then no sum crosses a
@@ -12,8 +12,8 @@
 // consumers (mainloop.cuh, or mainloop_of_gradient.cuh for a pass of one gradient; GEMMs in gemms.cuh, P and dS in
 // softmax.cuh; epilogue.cuh). Tile scheduler: a counter over the list of schedule.cu.
 //
-// If dq is summed, a block waits for blocks of the same sequence and head with earlier keys. A block takes its work
-// tile from the counter when it begins, and the list has those blocks before it, so they are running or have ended.
+// If dq is summed, a block waits for blocks of the same sequence and head. A block takes its work tile from the counter
+// when it begins, and those blocks have earlier tickets, so they are running or have ended.
 //
 // mbarriers: the resident rows and each stage have a full barrier (one arrival and the bytes of the copies); a stage
 // also has an empty barrier (one lane of each consumer warp arrives). Named barriers: dS of both warpgroups is in
@@ -81,7 +81,8 @@ extern "C" __global__ void __launch_bounds__(attune::backward::Config::kThreads,
   const Smem smem(ptx::dynamic_shared());
   ptx::wait_for_previous_kernels();
   if (threadIdx.x == 0) {
-    const int idx = static_cast<int>(Config::kSumsDq ? ptx::add_arrivals(&p.kv_list->next, 1) : blockIdx.x);
+    const unsigned ticket = Config::kSumsDq ? ptx::add_arrivals(&p.kv_list->next, 1) : blockIdx.x;
+    const int idx = work_tile_of_ticket(p, static_cast<int>(ticket));
     init_barriers(smem);
     smem.work_tile_idx() = idx;
     if (idx / resident_heads(p) < resident_list(p)->num_tiles) smem.work() = work_tile_at(p, idx);

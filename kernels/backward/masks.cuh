@@ -55,6 +55,16 @@ __device__ __forceinline__ void widen_keys_by_ranges(const BackwardParams& p, co
     keys = keys.begin < keys.end ? Span{min(keys.begin, more.begin), max(keys.end, more.end)} : more;
   });
 }
+// The queries from the first to the last that see one of the keys of a block, whatever the mask bits are. extent: the
+// sequence's rows of k, in use or not.
+__device__ __forceinline__ Span queries_of_block(const BackwardParams& p, const SequenceInfo& s, int b, int begin,
+                                                 int extent) {
+  const int last = min(min(begin + kBackwardRows, extent), s.num_keys) - 1;
+  if (last < begin) return {0, 0};
+  Span seen = {queries_of_key(p, s, begin).begin, queries_of_key(p, s, last).end};
+  widen_by_ranges(p, s, b, begin, last, seen);
+  return seen;
+}
 // The first key that query `row` or a later one sees, whatever the mask bits are.
 __device__ __forceinline__ int first_key_from(const BackwardParams& p, const SequenceInfo& s, int b, int row) {
   int key = keys_of_query(p, s, row).begin;

@@ -22,6 +22,10 @@ constexpr bool kSinkShares = false;
 using RowStats = kernels::RowStats;
 #endif
 
+// This many blocks of a sequence and a head are adjacent in the list. They read the same streamed rows, and add to the
+// same sums of dq while these are in L2.
+constexpr int kRun = 16;
+
 // [begin, end); empty if end <= begin.
 struct Span {
   int begin, end;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lists the blocks of rows of the backward, from the lengths on the device. Grid: block 0 lists those of queries, block
 // 1 those of keys. Blocks that see most rows come first, so that no long one begins last: a counting sort by the number
-// of rows that they see. Blocks of a sequence keep their order, which the sums of dq need (gradients.cu); sequences
-// come in any order.
+// of rows that the first of a run sees. Runs of a sequence keep their order, and the blocks of a run come last to
+// first, as the sums of dq need them (dq.cuh); sequences come in any order.
 #include "backward/rows.cuh"
 #include "ptx/grid.cuh"
 #include "scheduler/scan.cuh"
@@ -10,13 +10,10 @@
 namespace attune::backward {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32, kBuckets = 1024;
-// This many blocks of a sequence are adjacent in the list: they read the same streamed rows and add to the same sums of
-// dq, while these are in L2.
-constexpr int kRun = 4;
 
 // The number of rows that a block of rows sees, by which the list is sorted. For blocks of keys it is an upper bound
-// that never grows along a sequence. So the sort keeps the blocks of a sequence in order, and none waits for a block
-// that is later in the list.
+// that never grows along a sequence. So the sort keeps the runs of a sequence in order, and no block waits for one that
+// is later in the list.
 __device__ __forceinline__ int rows_seen(const BackwardParams& p, const SequenceInfo& s, bool of_keys, int begin,
                                          int end) {
   if (of_keys) {
@@ -32,8 +29,8 @@ __device__ __forceinline__ int rows_seen(const BackwardParams& p, const Sequence
 // Each warp takes a sequence, and its lanes call body together. In large batches each thread takes one.
 __device__ __forceinline__ bool has_warps(const BackwardParams& p) { return p.batch < kThreads; }
 
-// Calls body(b, first row, rows seen) for all blocks of rows, those of a sequence in order. For a lane without a block
-// rows seen is -1.
+// Calls body(b, first row, rows seen) for all blocks of rows: of a sequence run after run, of a run from the last to
+// the first. For a lane without a block rows seen is -1.
 template <class Body>
 __device__ __forceinline__ void for_each_block(const BackwardParams& p, bool of_keys, const Body& body) {
   const int lanes = has_warps(p) ? 32 : 1, lane = static_cast<int>(threadIdx.x) % lanes;
@@ -41,8 +38,10 @@ __device__ __forceinline__ void for_each_block(const BackwardParams& p, bool of_
     const SequenceInfo s = read_sequence(p, b);
     const int rows = of_keys ? key_extent(p, b) : s.num_q;
     for (int first = 0; first < rows; first += lanes * kBackwardRows) {
-      const int begin = first + lane * kBackwardRows, run = begin / (kRun * kBackwardRows) * (kRun * kBackwardRows);
-      body(b, begin, begin < rows ? rows_seen(p, s, of_keys, run, min(run + kBackwardRows, rows)) : -1);
+      const int at = first / kBackwardRows + lane, run = at / kRun * kRun;
+      const int last = min(run + kRun, (rows + kBackwardRows - 1) / kBackwardRows) - 1, run_row = run * kBackwardRows;
+      const int seen = at <= last ? rows_seen(p, s, of_keys, run_row, min(run_row + kBackwardRows, rows)) : -1;
+      body(b, (last - (at - run)) * kBackwardRows, seen);
     }
   }
 }

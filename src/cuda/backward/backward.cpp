@@ -70,7 +70,7 @@ class CudaBackwardPlan final : public BackwardPlan {
       return cat(c_.name(), ": blocks of ", shape.rows(), " rows, tiles of ", shape.tile,
                  "; a pass for dq, and one or two for dk and dv");
     }
-    const char* const one_pass = " queries; dq is added in the order of the keys";
+    const char* const one_pass = " queries; dq is added in a fixed order";
     const char* const passes = " rows; a pass for each gradient";
     return cat("cuda_backward: blocks of ", kernels::kBackwardRows, c_.has_one_pass() ? " keys" : " rows",
                ", tiles of ", c_.tile(), c_.has_one_pass() ? one_pass : passes);
