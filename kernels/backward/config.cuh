@@ -129,10 +129,14 @@ struct Smem : common::SharedView<SharedStorage> {
   __device__ __forceinline__ unsigned sums() const { return ATTUNE_SHARED_AT(SharedStorage, sums); }
 };
 
-// Named barriers: one for the consumer warps alone; the others for the consumer warps and a dq writer, for each buffer
-// and for each writer.
-constexpr int kConsumerBarrier = 1, kDqEmptyBarrier = 2, kDqFullBarrier = 4;
-constexpr int kDqThreads = 32 * Config::kConsumerWarps + 32;
+// Named barriers: one for the consumer warps alone. dq of a buffer has been read: for a warpgroup and a dq writer, so
+// that the warpgroups do not wait for each other there. dq of a tile is there: for all consumer warps and its writer.
+constexpr int kConsumerBarrier = 1, kDqEmptyBarrier = 2,
+              kDqFullBarrier = kDqEmptyBarrier + Config::kDqBuffers * Config::kConsumerGroups;
+constexpr int kDqEmptyThreads = 128 + 32, kDqFullThreads = 32 * Config::kConsumerWarps + 32;
+__device__ __forceinline__ int dq_empty_barrier(int buffer, int group) {
+  return kDqEmptyBarrier + buffer * Config::kConsumerGroups + group;
+}
 
 // The steps of a block: its tiles in order, and all heads of each.
 struct Step {

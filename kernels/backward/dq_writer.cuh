@@ -30,14 +30,18 @@ class DqWriter {
           static_cast<unsigned>(dq_adds_before(p_, work_.s, work_.batch, row, work_.begin, extent_));
       if (threadIdx.x % 32 == 0) ptx::wait_for_arrivals(p_.dq_semaphores + tile, adds_before);
       __syncwarp();
-      ptx::named_barrier_sync(kDqFullBarrier + number_, kDqThreads);
+      ptx::named_barrier_sync(kDqFullBarrier + number_, kDqFullThreads);
       if (threadIdx.x % 32 == 0) {
         ptx::fence_async_proxy_global();
         add(p_.dq_sums + tile * Tile::kFloats, smem_.dq(buffer), adds_before == 0);
         ptx::wait_until_read();
       }
       __syncwarp();
-      if (i + Config::kDqBuffers < work_.steps()) ptx::named_barrier_arrive(kDqEmptyBarrier + buffer, kDqThreads);
+      if (i + Config::kDqBuffers < work_.steps()) {
+#pragma unroll
+        for (int group = 0; group < Config::kConsumerGroups; ++group)
+          ptx::named_barrier_arrive(dq_empty_barrier(buffer, group), kDqEmptyThreads);
+      }
       if (threadIdx.x % 32 == 0) {
         ptx::wait_until_stored();
         ptx::fence_async_proxy_global();

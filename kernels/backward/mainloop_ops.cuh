@@ -96,14 +96,14 @@ __device__ __forceinline__ void store_transposed_dq(unsigned to, int group, cons
 // Passes dq of step i to the dq writers.
 __device__ __forceinline__ void publish_dq(const Smem& smem, int group, int i, const float (&x)[Config::kDqRegisters]) {
   const int buffer = i % Config::kDqBuffers;
-  if (i >= Config::kDqBuffers) ptx::named_barrier_sync(kDqEmptyBarrier + buffer, kDqThreads);
+  if (i >= Config::kDqBuffers) ptx::named_barrier_sync(dq_empty_barrier(buffer, group), kDqEmptyThreads);
   if constexpr (Config::DqTile::kTransposed) {
     store_transposed_dq(smem.dq(buffer), group, x);
   } else {
     store_dq_tile(smem.dq(buffer), group, x);
   }
   ptx::fence_async_proxy();
-  ptx::named_barrier_arrive(kDqFullBarrier + i % Config::kWriters, kDqThreads);
+  ptx::named_barrier_arrive(kDqFullBarrier + i % Config::kWriters, kDqFullThreads);
 }
 
 __device__ __forceinline__ void sync_consumers() {
