@@ -30,14 +30,22 @@ TEST_F(EmulatedBackward, OfWindows) {
   }
 }
 
-// Runs of blocks of keys that add to the same tiles, and runs that windows cut.
+// Series of blocks of keys that add to the same tiles, in turn (eight heads) and in the order of the keys, and series
+// that windows cut.
 TEST_F(EmulatedBackward, OfManyBlocksOfKeys) {
-  const cases::Row row(R"("name": "runs", "heads": [2, 1], "head_dim": [16, 16], "dtype": "bf16",
-                          "seqlens_q": [450, 70], "seqlens_kv": [2500, 2300], "backward": {})");
-  for (const char* mask : {R"("causal": true)", R"("causal": true, "window": [900, 0])", R"("window": [40, 60])", "",
-                           R"("causal": true, "ranges": [[100, 1500], [2100, 2200]])",
-                           R"("causal": true, "head_dim": [136, 40], "heads": [1, 1], "seqlens_q": [2500, 9])"})
+  const cases::Row row(R"("name": "series", "heads": [2, 1], "head_dim": [16, 16], "dtype": "bf16",
+                          "seqlens_q": [200, 70], "seqlens_kv": [2180, 2100], "backward": {})");
+  const cases::Row turns = row.with(R"("heads": [8, 8], "seqlens_q": [70, 70], "seqlens_kv": [2180, 150])");
+  for (const char* mask :
+       {R"("causal": true)", R"("causal": true, "window": [900, 0])", R"("window": [40, 60])", "",
+        R"("causal": true, "ranges": [[100, 1500], [1900, 2100]])", R"("causal": true, "seqused": true)",
+        R"("causal": true, "window": [20, 0], "ranges": [[0, 2147483647], []])"}) {
     EXPECT_EQ(check(tests::make_case(row.with(mask))), "") << mask;
+    if (*mask != '\0') EXPECT_EQ(check(tests::make_case(turns.with(mask))), "") << mask << ", in turn";
+  }
+  EXPECT_EQ(check(tests::make_case(turns.with(R"("causal": true, "head_dim": [136, 40], "seqlens_q": [70, 9])"))), "");
+  // Queries of a sequence without keys see none, whatever ranges hold them.
+  EXPECT_EQ(check(tests::make_case(row.with(R"("causal": true, "ranges": [[-9, 5], []], "seqlens_kv": [0, 30])"))), "");
 }
 
 TEST_F(EmulatedBackward, OfEveryHeadDim) {
@@ -274,36 +282,40 @@ TEST_F(EmulatedBackward, ASequenceHasItsBitsBesideNan) {
 
 // A block waits for those of its sequence that the list has before it. Of many sequences a thread has each, else a
 // warp.
-// Run after run, a run from its last block to its first: the order in which blocks add to dq.
+// In the order of the keys; with eight heads series after series, each from its last block to its first.
 TEST_F(EmulatedBackward, TheListHasTheBlocksOfASequenceInTheirOrder) {
-  constexpr int kRun = 16;  // backward/rows.cuh
-  for (const int batch : {3, 1100}) {
-    std::vector<int64_t> lengths;
-    for (int64_t b = 0; b < batch; ++b) lengths.push_back(batch == 3 ? 5000 - 2400 * b : b * 37 % 700);
-    const cases::Row row(R"("name": "list", "heads": [1, 1], "head_dim": [8, 8], "dtype": "bf16", "causal": true,
-                            "backward": {}, "poison": false)");
-    cases::BackwardProblem problem(tests::make_case(row.set("seqlens_q", lengths).set("seqlens_kv", lengths)),
-                                   cases::host_memory(), cases::Forward::kLibrary);  // the list is of lengths alone
-    cases::BackwardCall call = problem.host();
-    const attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kRequired);
-    const Config c = backward::choose_config(p);
-    cases::Workspace workspace(cases::host_memory(), c.workspace_bytes());
-    const kernels::BackwardParams params = backward::to_params(p, c, workspace.buffer.device());
-    launch(backward::launches(c)[0], params);
-    std::vector<int> seen(static_cast<size_t>(batch), 0);  // blocks
-    const auto* const tiles = reinterpret_cast<const kernels::BackwardTile*>(params.kv_list + 1);
-    const auto blocks_of = [&](size_t b) {
-      return static_cast<int>((problem.spec().seqlens_kv[b] + kernels::kBackwardRows - 1) / kernels::kBackwardRows);
-    };
-    for (int i = 0; i < params.kv_list->num_tiles; ++i) {
-      const auto b = static_cast<size_t>(tiles[i].batch);
-      const int run = seen[b] / kRun * kRun, blocks = blocks_of(b);
-      ASSERT_EQ(tiles[i].begin, (std::min(run + kRun, blocks) - 1 - (seen[b] - run)) * kernels::kBackwardRows)
-          << "sequence " << b << " of " << batch;
-      ++seen[b];
+  constexpr int kSeriesInTurn = 16;  // backward/rows.cuh
+  for (const int heads : {1, 8}) {
+    for (const int batch : {3, 1100}) {
+      std::vector<int64_t> lengths;
+      for (int64_t b = 0; b < batch; ++b) lengths.push_back(batch == 3 ? 5000 - 2400 * b : b * 37 % (heads == 1 ? 700 : 250));
+      const cases::Row row(R"("name": "list", "head_dim": [8, 8], "dtype": "bf16", "causal": true, "backward": {},
+                              "poison": false)");
+      cases::BackwardProblem problem(
+          tests::make_case(row.set("heads", {heads, heads}).set("seqlens_q", lengths).set("seqlens_kv", lengths)),
+          cases::host_memory(), cases::Forward::kLibrary);  // the list is of lengths alone
+      cases::BackwardCall call = problem.host();
+      const attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kRequired);
+      const Config c = backward::choose_config(p);
+      cases::Workspace workspace(cases::host_memory(), c.workspace_bytes());
+      const kernels::BackwardParams params = backward::to_params(p, c, workspace.buffer.device());
+      launch(backward::launches(c)[0], params);
+      const auto* const tiles = reinterpret_cast<const kernels::BackwardTile*>(params.kv_list + 1);
+      const auto blocks_of = [&](size_t b) {
+        return static_cast<int>((lengths[b] + kernels::kBackwardRows - 1) / kernels::kBackwardRows);
+      };
+      std::vector<int> seen(static_cast<size_t>(batch), 0);  // blocks
+      for (int i = 0; i < params.kv_list->num_tiles; ++i) {
+        const auto b = static_cast<size_t>(tiles[i].batch);
+        const int lowest = seen[b] / kSeriesInTurn * kSeriesInTurn;
+        const int highest = std::min(lowest + kSeriesInTurn, blocks_of(b)) - 1;
+        const int block = heads == 1 ? seen[b] : highest - (seen[b] - lowest);
+        ASSERT_EQ(tiles[i].begin, block * kernels::kBackwardRows) << "sequence " << b << " of " << batch;
+        ++seen[b];
+      }
+      for (size_t b = 0; b < seen.size(); ++b) EXPECT_EQ(seen[b], blocks_of(b)) << "sequence " << b << " of " << batch;
+      EXPECT_EQ(params.kv_list->next, 0u);
     }
-    for (size_t b = 0; b < seen.size(); ++b) EXPECT_EQ(seen[b], blocks_of(b)) << "sequence " << b << " of " << batch;
-    EXPECT_EQ(params.kv_list->next, 0u);
   }
 }
 

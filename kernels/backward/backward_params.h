@@ -31,11 +31,10 @@ struct alignas(16) SinkRowStats {
 struct BackwardTile {
   int batch, begin;
 };
-// The header of a list, which is followed by its tiles. Tiles with the most work come first, tiles of a sequence in the
-// order of their rows, and sequences in any order, which changes no result.
+// The header of a list, which is followed by its tiles: those with the most work first (backward/schedule.cu).
 struct alignas(16) BackwardList {
   int num_tiles;
-  unsigned next;  // the counter of the tile scheduler: the next work tile, which is a tile and head (gradients.cu)
+  unsigned next;  // the counter of the tile scheduler: the next ticket (backward/config.cuh)
 };
 
 // The dense keys are new_k and new_v.
@@ -103,7 +102,7 @@ ATTUNE_SHARED_FUNCTION int dq_tile_floats(int head_dim_qk, int head_dim_v) {
 
 // Shared memory of the gradient kernel (backward/config.cuh): stages of qk (q, or k in the pass of dq) and of vdo
 // (dout, or v). row_stats: the bytes of a row's stats.
-constexpr int kBackwardWorkTileBytes = 112;  // with its index
+constexpr int kBackwardWorkTileBytes = 112;  // with its index before it
 ATTUNE_SHARED_FUNCTION int backward_shared_bytes(int head_dim_qk, int head_dim_v, int gradients, int qk_stages,
                                                  int vdo_stages, int row_stats) {
   const int tile = backward_tile(head_dim_qk, head_dim_v), lines_qk = lines_of(head_dim_qk),

@@ -45,7 +45,7 @@ struct Config {
   static_assert(kernels::has_one_pass(kHeadDimQk, kHeadDimV) == ((kGradients & (kGradients - 1)) != 0),
                 "one gradient where each has a pass, otherwise several");
   static_assert(kVdoStages == kQkStages || kVdoStages == 1, "mainloop.cuh has one pipeline state for both");
-  static_assert(kQkStages >= 2, "S of the next step reads its qk while this step still uses its own");
+  static_assert(kQkStages >= 2, "the next tile is copied, and its S issued, while this step uses its own");
 };
 
 // The resident rows of a block, of one head, and the tiles of the streamed side that they see.
@@ -55,6 +55,7 @@ struct WorkTile {
   int begin, end;    // resident rows
   int first, tiles;  // the first row of the first tile; the number of tiles for each head
   int heads;         // heads that stream through the block: of q, if the resident rows are keys
+  bool walks_up;     // from the first tile to the last
   __device__ __forceinline__ int steps() const { return heads * tiles; }
 
   // The streamed rows that are visible to a resident row by causality and windows.
@@ -92,7 +93,7 @@ struct SharedStorage {
   int work_tile_idx;  // from the tile scheduler
   alignas(16) WorkTile work;
 };
-static_assert(sizeof(WorkTile) <= kernels::kBackwardWorkTileBytes, "the host asks for less");
+static_assert(sizeof(WorkTile) + 16 <= kernels::kBackwardWorkTileBytes, "the host asks for less");
 static_assert(sizeof(SharedStorage) == kernels::backward_shared_bytes(Config::kHeadDimQk, Config::kHeadDimV,
                                                                       Config::kGradients, Config::kQkStages,
                                                                       Config::kVdoStages, sizeof(RowStats)),
@@ -138,12 +139,16 @@ __device__ __forceinline__ int dq_empty_barrier(int buffer, int group) {
   return kDqEmptyBarrier + buffer * Config::kConsumerGroups + group;
 }
 
-// The steps of a block: its tiles in order, and all heads of each.
+// The row of a block's i-th tile.
+__device__ __forceinline__ int row_of_tile(const WorkTile& w, int i) {
+  return w.first + (w.walks_up ? i : w.tiles - 1 - i) * Config::kTile;
+}
+// The steps of a block: its tiles, and all heads of each.
 struct Step {
   int row, head;  // the tile's first row; the head among those of a tile
-  __device__ __forceinline__ explicit Step(const WorkTile& w) : row(w.first), head(0) {}
+  __device__ __forceinline__ explicit Step(const WorkTile& w) : row(row_of_tile(w, 0)), head(0) {}
   __device__ __forceinline__ void next(const WorkTile& w) {
-    if (++head == w.heads) head = 0, row += Config::kTile;
+    if (++head == w.heads) head = 0, row += w.walks_up ? Config::kTile : -Config::kTile;
   }
 };
 
@@ -154,12 +159,13 @@ __device__ __forceinline__ int resident_heads(const BackwardParams& p) {
   return Config::kOfQueries ? p.num_heads_q : p.num_heads_kv;
 }
 
-// The work tile of a ticket, which counts them in the order in which blocks take them: kRun blocks of the list for one
-// head, then for the next. Beyond the list it is the ticket.
+// The work tile of a ticket. Tickets number the work tiles in the order in which thread blocks take them: in turn, a
+// series of the list for one head, then for the next; otherwise a tile for each head. Beyond the list it is the ticket.
 __device__ __forceinline__ int work_tile_of_ticket(const BackwardParams& p, int ticket) {
   const int heads = resident_heads(p), num_tiles = resident_list(p)->num_tiles;
-  if (ticket / heads >= num_tiles) return ticket;
-  const int first = ticket / (kRun * heads) * kRun, count = min(kRun, num_tiles - first), rest = ticket - first * heads;
+  if (Config::kOfQueries || !takes_turns(p) || ticket / heads >= num_tiles) return ticket;
+  const int first = ticket / (kSeriesInTurn * heads) * kSeriesInTurn, rest = ticket - first * heads;
+  const int count = min(kSeriesInTurn, num_tiles - first);
   return (first + rest % count) * heads + rest / count;
 }
 // work_tile_idx: less than list->num_tiles * resident_heads().
@@ -168,12 +174,12 @@ __device__ __forceinline__ WorkTile work_tile_at(const BackwardParams& p, int wo
   WorkTile w;
   w.s = read_sequence(p, tile.batch);
   w.batch = tile.batch, w.head = work_tile_idx % resident_heads(p), w.begin = tile.begin;
-  const int extent = Config::kOfQueries ? w.s.num_q : key_extent(p, tile.batch);
-  w.end = min(tile.begin + kBackwardRows, extent);
+  w.end = min(tile.begin + kBackwardRows, Config::kOfQueries ? w.s.num_q : key_extent(p, tile.batch));
   w.heads = Config::kOfQueries ? 1 : p.group;
+  w.walks_up = !Config::kOfQueries && takes_turns(p);
   Span seen{0, 0};
   if constexpr (!Config::kOfQueries) {
-    seen = queries_of_block(p, w.s, w.batch, w.begin, extent);
+    seen = queries_of_block(p, w.s, w.batch, w.begin);
   } else if (w.begin < w.end) {
     seen = {w.visible_to(p, w.begin).begin, w.visible_to(p, w.end - 1).end};
     widen_keys_by_ranges(p, w.s, w.batch, w.begin, w.end - 1, seen);

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sums of dq: tiles of queries in fp32. Every block of keys that a query of the tile sees adds to a tile, in a
-// fixed order: run after run of kRun blocks, those of a run from the last keys to the first. The first block stores
-// instead of adding.
-//
-// With a causal mask the blocks of a run begin together, each with the first tile that sees it. So a tile is reached by
-// the last of them first, by each other one two tiles later than by the next, and they seldom wait.
+// The sums of dq: tiles of queries in fp32. Every block of keys that a query of the tile sees adds to a tile, in the
+// order of the keys, or in turn (takes_turns()): series after series, those of a series from the last keys to the first
+// keys. The first block in this order stores instead of adding.
 #pragma once
 
 #include "backward/masks.cuh"
@@ -55,19 +52,19 @@ struct DqTile {
   }
 };
 
-// The number of key blocks that add to the tile of query `row` before that of key `key`, which adds to it, too. extent:
-// as of queries_of_block(). Called by a warp.
-// The first block that adds has first_key_from(): the first key that the tile's queries, or later ones, see. From it to
-// the last that adds all do.
-__device__ __forceinline__ int dq_adds_before(const BackwardParams& p, const SequenceInfo& s, int b, int row, int key,
-                                              int extent) {
+// The number of key blocks that add to the tile of query `row` before that of key `key`, which adds to it, too. Called
+// by a warp. The lowest block that adds has first_key_from(): the first key that the tile's queries, or later ones,
+// see. From it to the highest that adds all do.
+__device__ __forceinline__ int dq_adds_before(const BackwardParams& p, const SequenceInfo& s, int b, int row, int key) {
   constexpr int kQueries = kernels::backward_tile(ATTUNE_HEAD_DIM_QK, ATTUNE_HEAD_DIM_V);
-  static_assert(kRun <= 32, "a lane looks at a block");
-  const int block = key / kBackwardRows, run = block / kRun * kRun;
-  const int later = block + 1 + static_cast<int>(threadIdx.x) % 32;
-  const Span seen = later < run + kRun ? queries_of_block(p, s, b, later * kBackwardRows, extent) : Span{0, 0};
+  static_assert(kSeriesInTurn <= 32, "a lane looks at a block");
+  const int block = key / kBackwardRows, lowest = first_key_from(p, s, b, row) / kBackwardRows;
+  if (!takes_turns(p)) return block - lowest;
+  const int series = block / kSeriesInTurn * kSeriesInTurn, higher = block + 1 + static_cast<int>(threadIdx.x) % 32;
+  const bool of_series = higher < series + kSeriesInTurn;
+  const Span seen = of_series ? queries_of_block(p, s, b, higher * kBackwardRows) : Span{0, 0};
   const bool adds = seen.begin < seen.end && seen.begin / kQueries * kQueries <= row;
-  return max(run - first_key_from(p, s, b, row) / kBackwardRows, 0) + __popc(__ballot_sync(0xffffffffu, adds));
+  return max(series - lowest, 0) + __popc(__ballot_sync(0xffffffffu, adds));
 }
 
 }  // namespace attune::backward

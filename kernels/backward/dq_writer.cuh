@@ -19,15 +19,15 @@ class DqWriter {
  public:
   // number: this warp's number among the dq writers.
   __device__ __forceinline__ DqWriter(const BackwardParams& p, const Smem& smem, const WorkTile& work, int number)
-      : p_(p), smem_(smem), work_(work), extent_(key_extent(p, work.batch)), number_(number) {}
+      : p_(p), smem_(smem), work_(work), number_(number) {}
 
   __device__ __forceinline__ void run() const {
     for (int i = number_; i < work_.steps(); i += Config::kWriters) {
       const int buffer = i % Config::kDqBuffers;
-      const int row = work_.first + i / work_.heads * Config::kTile;
+      const int row = row_of_tile(work_, i / work_.heads);
       const long long tile = Tile::at(p_, work_.s, work_.batch, work_.head * p_.group + i % work_.heads, row);
       const unsigned adds_before =
-          static_cast<unsigned>(dq_adds_before(p_, work_.s, work_.batch, row, work_.begin, extent_));
+          static_cast<unsigned>(dq_adds_before(p_, work_.s, work_.batch, row, work_.begin));
       if (threadIdx.x % 32 == 0) ptx::wait_for_arrivals(p_.dq_semaphores + tile, adds_before);
       __syncwarp();
       ptx::named_barrier_sync(kDqFullBarrier + number_, kDqFullThreads);
@@ -66,7 +66,7 @@ class DqWriter {
   const BackwardParams& p_;
   const Smem& smem_;
   const WorkTile& work_;
-  const int extent_, number_;
+  const int number_;
 };
 
 }  // namespace attune::backward

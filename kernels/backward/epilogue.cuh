@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The epilogue of the gradient kernel: a warp stages its 16 resident rows in shared memory, where tiles were, and
-// stores whole rows. Stored from the accumulators, eight channels of a row at most go together, and the branches by
-// dtype and strides are repeated for each pair of registers.
+// The epilogue of the gradient kernel: a warp stages its 16 resident rows in shared memory, over the inputs, and stores
+// whole rows. Stored from the accumulators, two channels of a row at most go together, and the branches by dtype and
+// strides are repeated for each pair of registers.
 #pragma once
 
 #include "backward/mainloop_ops.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradients of attention over dense keys by wgmma. Grid: work tiles in the order of the list. A block has 128
+// The gradients of attention over dense keys by wgmma. Grid: work tiles in the order of tickets. A block has 128
 // resident keys, keeps their dk and dv in registers, and streams tiles of queries, each for all query heads of its KV
 // head. It adds dq of each tile to sums in global memory, in a fixed order (dq.cuh): the bits are the same in every
 // run, whatever the batch is.
@@ -10,7 +10,7 @@
 //
 // Warpgroup 0: warp 0 is the producer (producer.cuh), the others add dq (dq_writer.cuh). Warpgroups 1 and 2 are the
 // consumers (mainloop.cuh, or mainloop_of_gradient.cuh for a pass of one gradient; GEMMs in gemms.cuh, P and dS in
-// softmax.cuh; epilogue.cuh). Tile scheduler: a counter over the list of schedule.cu.
+// softmax.cuh; epilogue.cuh). Tile scheduler: a counter of tickets over the list of schedule.cu.
 //
 // If dq is summed, a block waits for blocks of the same sequence and head. A block takes its work tile from the counter
 // when it begins, and those blocks have earlier tickets, so they are running or have ended.

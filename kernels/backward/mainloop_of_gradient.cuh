@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The mainloop of the gradient kernel if each gradient has a pass. A warpgroup has 64 of the block's 128 resident rows.
-// The warpgroups do not synchronise, so S of the next step is issued before this one ends. A step:
+// The warpgroups synchronise only where the sequence ends in a tile, so S of the next step is issued before this one
+// ends. A step:
 //
 //   dk, dq:  S (issued before) | issue dP | P | wait for dP, release vdo | dS | issue dqk += dS qk, S of step i + 1 |
 //            wait

@@ -25,7 +25,8 @@ __device__ __forceinline__ bool overlaps(const common::Range& range, int first, 
 // The queries whose positions are in a range.
 __device__ __forceinline__ Span queries_in(const common::Range& range, const SequenceInfo& s) {
   const long long first_position = static_cast<long long>(s.num_keys) - s.num_q;
-  return {clamp_int(range.first - first_position, 0, s.num_q), clamp_int(range.last + 1 - first_position, 0, s.num_q)};
+  return {clamp_int(range.first - first_position, 0, s.num_q),
+          clamp_int(range.last + 1ll - first_position, 0, s.num_q)};
 }
 
 // The keys of a range.
@@ -55,11 +56,9 @@ __device__ __forceinline__ void widen_keys_by_ranges(const BackwardParams& p, co
     keys = keys.begin < keys.end ? Span{min(keys.begin, more.begin), max(keys.end, more.end)} : more;
   });
 }
-// The queries from the first to the last that see one of the keys of a block, whatever the mask bits are. extent: the
-// sequence's rows of k, in use or not.
-__device__ __forceinline__ Span queries_of_block(const BackwardParams& p, const SequenceInfo& s, int b, int begin,
-                                                 int extent) {
-  const int last = min(min(begin + kBackwardRows, extent), s.num_keys) - 1;
+// The queries from the first to the last that see one of the keys of a block, whatever the mask bits are.
+__device__ __forceinline__ Span queries_of_block(const BackwardParams& p, const SequenceInfo& s, int b, int begin) {
+  const int last = min(begin + kBackwardRows, s.num_keys) - 1;
   if (last < begin) return {0, 0};
   Span seen = {queries_of_key(p, s, begin).begin, queries_of_key(p, s, last).end};
   widen_by_ranges(p, s, b, begin, last, seen);
@@ -82,7 +81,7 @@ __device__ __forceinline__ bool sees_any(const BackwardParams& p, const Sequence
   if constexpr (kRanges) {
     const int position = s.num_keys - s.num_q + row;
     for_each_range(p, b, [&](const common::Range& range) {
-      any |= common::holds(range, position) && overlaps(range, 0, s.num_keys - 1);
+      any |= s.num_keys > 0 && common::holds(range, position) && overlaps(range, 0, s.num_keys - 1);
     });
   }
   return any;

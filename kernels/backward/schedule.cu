@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lists the blocks of rows of the backward, from the lengths on the device. Grid: block 0 lists those of queries, block
-// 1 those of keys. Blocks that see most rows come first, so that no long one begins last: a counting sort by the number
-// of rows that the first of a run sees. Runs of a sequence keep their order, and the blocks of a run come last to
-// first, as the sums of dq need them (dq.cuh); sequences come in any order.
+// 1 those of keys. A sequence is cut into series of adjacent blocks. Series that see most rows come first, by a
+// counting sort. Series of a sequence keep their order, as the sums of dq need them; sequences come in any order.
 #include "backward/rows.cuh"
 #include "ptx/grid.cuh"
 #include "scheduler/scan.cuh"
@@ -11,8 +10,8 @@ namespace attune::backward {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32, kBuckets = 1024;
 
-// The number of rows that a block of rows sees, by which the list is sorted. For blocks of keys it is an upper bound
-// that never grows along a sequence. So the sort keeps the runs of a sequence in order, and no block waits for one that
+// The number of rows that a block of rows sees, by which the list is sorted; ranges are not counted. For blocks of keys
+// it never grows along a sequence. So the sort keeps the series of a sequence in order, and no block waits for one that
 // is later in the list.
 __device__ __forceinline__ int rows_seen(const BackwardParams& p, const SequenceInfo& s, bool of_keys, int begin,
                                          int end) {
@@ -29,19 +28,22 @@ __device__ __forceinline__ int rows_seen(const BackwardParams& p, const Sequence
 // Each warp takes a sequence, and its lanes call body together. In large batches each thread takes one.
 __device__ __forceinline__ bool has_warps(const BackwardParams& p) { return p.batch < kThreads; }
 
-// Calls body(b, first row, rows seen) for all blocks of rows: of a sequence run after run, of a run from the last to
-// the first. For a lane without a block rows seen is -1.
+// Calls body(b, first row, rows seen) for all blocks of rows: of a sequence series after series, of a series in the
+// order in which they add to dq. Rows seen are those of the series' first rows; for a lane without a block they are -1.
 template <class Body>
 __device__ __forceinline__ void for_each_block(const BackwardParams& p, bool of_keys, const Body& body) {
+  const bool in_turn = of_keys && takes_turns(p);
+  const int series = in_turn ? kSeriesInTurn : kSeries;
   const int lanes = has_warps(p) ? 32 : 1, lane = static_cast<int>(threadIdx.x) % lanes;
   for (int b = threadIdx.x / lanes; b < p.batch; b += kThreads / lanes) {
     const SequenceInfo s = read_sequence(p, b);
     const int rows = of_keys ? key_extent(p, b) : s.num_q;
     for (int first = 0; first < rows; first += lanes * kBackwardRows) {
-      const int at = first / kBackwardRows + lane, run = at / kRun * kRun;
-      const int last = min(run + kRun, (rows + kBackwardRows - 1) / kBackwardRows) - 1, run_row = run * kBackwardRows;
-      const int seen = at <= last ? rows_seen(p, s, of_keys, run_row, min(run_row + kBackwardRows, rows)) : -1;
-      body(b, (last - (at - run)) * kBackwardRows, seen);
+      const int at = first / kBackwardRows + lane, lowest = at / series * series;
+      const int highest = min(lowest + series, (rows + kBackwardRows - 1) / kBackwardRows) - 1;
+      const int row = lowest * kBackwardRows;
+      const int seen = at <= highest ? rows_seen(p, s, of_keys, row, min(row + kBackwardRows, rows)) : -1;
+      body(b, (in_turn ? highest - (at - lowest) : at) * kBackwardRows, seen);
     }
   }
 }
