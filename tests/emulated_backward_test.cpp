@@ -30,6 +30,18 @@ TEST_F(EmulatedBackward, OfWindows) {
   }
 }
 
+// Blocks of a series that begin at different tiles: eight heads take turns. Also without dq, in passes of one gradient, and
+// beside a NaN, whose work tiles are flagged in another order.
+TEST_F(EmulatedBackward, InTurn) {
+  const cases::Row row(R"("name": "turns", "heads": [8, 8], "head_dim": [16, 16], "dtype": "bf16", "causal": true,
+                          "seqlens_q": [300, 20], "seqlens_kv": [300, 90], "backward": {})");
+  for (const char* members : {"", R"("window": [100, 0])", R"("causal": false, "window": [60, 30])",
+                              R"("seqlens_kv": [420, 90], "backward": {"plant": "nan_q"})", R"("plant": "nan_v")",
+                              R"("backward": {"outputs": ["dk", "dv"]})", R"("backward": {"outputs": ["dq"]})",
+                              R"("head_dim": [200, 136], "seqlens_q": [150, 2], "seqlens_kv": [150, 9])"})
+    EXPECT_EQ(check(tests::make_case(row.with(members))), "") << members;
+}
+
 // Series of blocks of keys that add to the same tiles, in turn (eight heads) and in the order of the keys, and series
 // that windows cut.
 TEST_F(EmulatedBackward, OfManyBlocksOfKeys) {
@@ -288,7 +300,8 @@ TEST_F(EmulatedBackward, TheListHasTheBlocksOfASequenceInTheirOrder) {
   for (const int heads : {1, 8}) {
     for (const int batch : {3, 1100}) {
       std::vector<int64_t> lengths;
-      for (int64_t b = 0; b < batch; ++b) lengths.push_back(batch == 3 ? 5000 - 2400 * b : b * 37 % (heads == 1 ? 700 : 250));
+      const int64_t below = heads == 1 ? 700 : 250;
+      for (int64_t b = 0; b < batch; ++b) lengths.push_back(batch == 3 ? 5000 - 2400 * b : b * 37 % below);
       const cases::Row row(R"("name": "list", "head_dim": [8, 8], "dtype": "bf16", "causal": true, "backward": {},
                               "poison": false)");
       cases::BackwardProblem problem(

@@ -29,6 +29,7 @@ TEST_F(EmulatedPrefill, MasksAndTables) {
        {R"("causal": true, "mask_bits": 2)", R"("causal": true, "ranges": [[5, 150], [0, 9, 20, 40]])", R"("bias": 2)",
         R"("queries": "fixed", "seqlens_q": [40, 40], "mask_bits": 1)",
         R"("causal": true, "window": [20, 0], "ranges": [[150, 2147483647], [8, 51, 55, 900]])",
+        R"("causal": true, "window": [20, 0], "ranges": [[-2147483648, 140], [-2147483648, 2147483647]])",
         R"("causal": true, "ranges": [[63, 120, 127, 190], [3, 52]], "seqlens_q": [200, 9])",
         R"("t5_buckets": 32, "t5_max_distance": 128, "t5_bidirectional": true)",
         R"("t5_buckets": 32, "t5_max_distance": 128)", R"("alibi": 1, "alibi_sqrt": true)",

@@ -31,7 +31,7 @@ struct alignas(16) SinkRowStats {
 struct BackwardTile {
   int batch, begin;
 };
-// The header of a list, which is followed by its tiles: those with the most work first (backward/schedule.cu).
+// The header of a list, which is followed by its tiles: series with the most work first (backward/schedule.cu).
 struct alignas(16) BackwardList {
   int num_tiles;
   unsigned next;  // the counter of the tile scheduler: the next ticket (backward/config.cuh)

@@ -159,8 +159,8 @@ __device__ __forceinline__ int resident_heads(const BackwardParams& p) {
   return Config::kOfQueries ? p.num_heads_q : p.num_heads_kv;
 }
 
-// The work tile of a ticket. Tickets number the work tiles in the order in which thread blocks take them: in turn, a
-// series of the list for one head, then for the next; otherwise a tile for each head. Beyond the list it is the ticket.
+// The work tile of a ticket. Tickets number the work tiles in the order in which thread blocks take them: in turn, 16
+// tiles of the list for one head, then for the next; otherwise a tile for each head. Beyond the list it is the ticket.
 __device__ __forceinline__ int work_tile_of_ticket(const BackwardParams& p, int ticket) {
   const int heads = resident_heads(p), num_tiles = resident_list(p)->num_tiles;
   if (Config::kOfQueries || !takes_turns(p) || ticket / heads >= num_tiles) return ticket;

@@ -54,7 +54,7 @@ struct DqTile {
 
 // The number of key blocks that add to the tile of query `row` before that of key `key`, which adds to it, too. Called
 // by a warp. The lowest block that adds has first_key_from(): the first key that the tile's queries, or later ones,
-// see. From it to the highest that adds all do.
+// see. From it to the highest that adds all do, because both ends of the queries that see a block grow with its keys.
 __device__ __forceinline__ int dq_adds_before(const BackwardParams& p, const SequenceInfo& s, int b, int row, int key) {
   constexpr int kQueries = kernels::backward_tile(ATTUNE_HEAD_DIM_QK, ATTUNE_HEAD_DIM_V);
   static_assert(kSeriesInTurn <= 32, "a lane looks at a block");

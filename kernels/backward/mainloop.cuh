@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The mainloop of the gradient kernel if dk and dv are computed in one pass. A warpgroup has 64 of the block's 128
-// resident rows, and half of the channels of dq's sums. A step, which without dq has no dS in shared memory:
+// resident rows, and half of the channels of dq's sums. A step; without dq it has no dS in shared memory, and
+// releases both stages at its end:
 //
 //   issue S | issue dP | wait for S | P = 2^(S scale - lse2) | wait for dP | dS = P (dP - delta) |
 //   dS to shared memory | issue dv += P dO | both warpgroups have written dS | issue dq = dS K |

@@ -26,14 +26,15 @@ using RowStats = kernels::RowStats;
 // sums of dq while these are in L2.
 constexpr int kSeries = 4, kSeriesInTurn = 16;
 
-// Whether blocks of keys add to dq in turn, if all gradients are computed in one pass. With a limit to the right a
-// block of keys is first seen by later queries than the block before. So if all blocks of a series walk up from their
-// first tiles of queries, and the last keys add first, they reach a tile one after the other and seldom wait. A second
-// series of a head would wait for the first, so this takes as many heads as fill a GPU with one series of each. With
-// several query heads of a KV head the tiles between the first and the last block of a series do not fit L2. Otherwise
-// blocks walk down from their last tiles, and add in the order of the keys. The bits do not depend on the batch.
+// Whether blocks of keys take turns, which decides their list, their tickets and how they walk. If later keys are first
+// seen by later queries, all blocks of a series walk up, each from the first tile of queries that sees it, and the last
+// keys add to dq first: they reach a tile one after the other and seldom wait. A second series of a head would wait for
+// the first, so this takes eight KV heads: a series of each is 128 blocks, about as many as a GPU has multiprocessors.
+// With several query heads of a KV head the tiles between the first and the last block of a series do not fit L2.
+// Otherwise blocks walk down from their last tiles, and add in the order of the keys. Lengths and batches have no part
+// in this: the bits of a sequence do not depend on its neighbours.
 __device__ __forceinline__ bool takes_turns(const BackwardParams& p) {
-  return (p.causal || p.window_right >= 0) && p.num_heads_kv >= 8 && p.group == 1;
+  return (p.causal || (p.window_left >= 0 && p.window_right >= 0)) && p.num_heads_kv >= 8 && p.group == 1;
 }
 
 // [begin, end); empty if end <= begin.

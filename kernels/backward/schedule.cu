@@ -29,7 +29,7 @@ __device__ __forceinline__ int rows_seen(const BackwardParams& p, const Sequence
 __device__ __forceinline__ bool has_warps(const BackwardParams& p) { return p.batch < kThreads; }
 
 // Calls body(b, first row, rows seen) for all blocks of rows: of a sequence series after series, of a series in the
-// order in which they add to dq. Rows seen are those of the series' first rows; for a lane without a block they are -1.
+// order in which they add to dq. Rows seen are those of the series' lowest block; -1 for a lane without a block.
 template <class Body>
 __device__ __forceinline__ void for_each_block(const BackwardParams& p, bool of_keys, const Body& body) {
   const bool in_turn = of_keys && takes_turns(p);

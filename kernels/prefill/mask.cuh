@@ -236,7 +236,7 @@ struct Rows {
     for (int i = 0; i < p.num_ranges && token[h] >= 0; ++i) {
       const common::Range range = common::range_at(p, batch, i);
       if (common::holds(range, position[h]))
-        visible |= keys_between(range.first - tile.start, min(range.last, num_keys - 1) + 1 - tile.start);
+        visible |= keys_between(max(range.first, 0) - tile.start, min(range.last, num_keys - 1) + 1 - tile.start);
     }
     return visible & keys_between(tile.low - tile.start, tile.high - tile.start);
   }
