@@ -53,7 +53,8 @@ TEST_F(EmulatedBackward, OfManyBlocksOfKeys) {
         R"("causal": true, "ranges": [[100, 1500], [1900, 2100]])", R"("causal": true, "seqused": true)",
         R"("causal": true, "window": [20, 0], "ranges": [[0, 2147483647], []])"}) {
     EXPECT_EQ(check(tests::make_case(row.with(mask))), "") << mask;
-    if (*mask != '\0') EXPECT_EQ(check(tests::make_case(turns.with(mask))), "") << mask << ", in turn";
+    if (*mask == '\0') continue;  // without a mask none takes turns
+    EXPECT_EQ(check(tests::make_case(turns.with(mask))), "") << mask << ", in turn";
   }
   EXPECT_EQ(check(tests::make_case(turns.with(R"("causal": true, "head_dim": [136, 40], "seqlens_q": [70, 9])"))), "");
   // Queries of a sequence without keys see none, whatever ranges hold them.
