@@ -118,15 +118,17 @@ void warm_backward(const std::vector<cases::Case>& specs, attune_device device) 
   for (std::thread& thread : threads) thread.join();
 }
 
-// What configurations need is compiled side by side before the time begins.
-void warm_up(const StressOptions& options, attune_device device) {
+// What configurations of the planned operations need is compiled side by side before the time begins.
+void warm_up(const StressOptions& options, const std::set<std::string>& planned, attune_device device) {
   std::vector<std::unique_ptr<cases::Problem>> problems;
   std::vector<attune_attention> descriptors;
   std::vector<cases::Case> backward;
   for (uint64_t index = 0; index < static_cast<uint64_t>(6 * options.configurations); ++index) {
     const cases::Case spec = cases::serving_case(0, index, options.configurations, 2000);
+    const std::string operation = cases::operation_name(spec);
+    if (planned.count(operation) == 0) continue;
     if (spec.backward.on && cases::why_not_covered(spec, device).empty()) backward.push_back(spec);
-    if (std::string_view(cases::operation_name(spec)) != "attention") continue;
+    if (operation != "attention") continue;
     auto problem = std::make_unique<cases::Problem>(spec);
     descriptors.push_back(problem->device());
     if (supported(descriptors.back(), device).status == ATTUNE_UNSUPPORTED) {
@@ -327,11 +329,11 @@ void run_stress(const StressOptions& options, attune_device device) {
   PooledMemory pool(case_memory(device));
   const std::unique_ptr<cases::FarGuards> far = far_guards(case_memory(device));
   const int64_t budget = budget_of(options, device);
-  if (!one && device.type == ATTUNE_DEVICE_CUDA) warm_up(options, device);
   std::set<std::string> planned;  // operations of which a kernel is selected
   for (const attune_kernel_info& kernel : attune::kernels()) {
     if (kernels.count(kernel.name) > 0) planned.insert(kernel.operation);
   }
+  if (!one && device.type == ATTUNE_DEVICE_CUDA) warm_up(options, planned, device);
   if (one) kernels.clear();
   int64_t cases_run = 0;
   size_t failures = 0;

@@ -30,8 +30,8 @@ TEST_F(EmulatedBackward, OfWindows) {
   }
 }
 
-// Blocks of a series that begin at different tiles: eight heads take turns. Also without dq, in passes of one gradient, and
-// beside a NaN, whose work tiles are flagged in another order.
+// Blocks of a series that begin at different tiles: eight heads take turns. Also without dq, in passes of one gradient,
+// and beside a NaN, whose work tiles are flagged in another order.
 TEST_F(EmulatedBackward, InTurn) {
   const cases::Row row(R"("name": "turns", "heads": [8, 8], "head_dim": [16, 16], "dtype": "bf16", "causal": true,
                           "seqlens_q": [300, 20], "seqlens_kv": [300, 90], "backward": {})");

@@ -47,8 +47,10 @@ void draw_masks(Random& r, Case& c) {
 void draw_configuration(Random& r, Case& c) {
   c.backward.on = true;
   c.dtype = r.pick<attune_dtype>({ATTUNE_BFLOAT16, ATTUNE_BFLOAT16, ATTUNE_FLOAT16, ATTUNE_FLOAT32});
-  c.num_heads_kv = r.pick<int64_t>({1, 2, 2, 3});
-  c.num_heads_q = c.num_heads_kv * r.pick<int64_t>({1, 1, 2, 4, 8});
+  // With eight KV heads or more, and no groups, a GPU may add to dq in another order.
+  c.num_heads_kv = r.pick<int64_t>({1, 2, 3, 8, 8, 10});
+  c.num_heads_q =
+      c.num_heads_kv * (c.num_heads_kv < 8 ? r.pick<int64_t>({1, 1, 2, 4, 8}) : r.pick<int64_t>({1, 1, 1, 2}));
   const HeadDims dims = r.pick<HeadDims>({{64, 64},
                                           {128, 128},
                                           {128, 128},
