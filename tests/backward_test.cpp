@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The backward of attention on the CPU: the table of cases, and what holds for every gradient.
-#include <algorithm>
 #include <cmath>
 #include <functional>
 
@@ -413,27 +412,6 @@ TEST(BackwardChoice, FollowsTheGpuAndTheRows) {
   EXPECT_EQ(choose(R"("dtype": "bf16", "t5_buckets": 600, "t5_max_distance": 5000)", 90),
             "no kernel covers this; the nearest is cuda_backward, which does not take more than 128 T5 buckets in one "
             "direction");
-}
-
-// What takes_turns() of kernels/backward/rows.cuh tells apart, and there blocks of several series of a head, whose
-// keys are more than 16 blocks of 128.
-TEST(BackwardChoice, BatchesOfServersReachBothOrders) {
-  int in_turn = 0, several_series = 0, by_key = 0;
-  for (uint64_t i = 0; i < 6000; ++i) {
-    const cases::Case spec = cases::serving_case(1, i, 64, 40000);
-    if (!spec.backward.on || spec.dtype == ATTUNE_FLOAT32 || spec.strides == cases::StrideMode::kOdd) continue;
-    const bool both_ends = spec.causal || (spec.window_left >= 0 && spec.window_right >= 0);
-    if (!both_ends || spec.num_heads_kv < 8 || spec.num_heads_q != spec.num_heads_kv) {
-      ++by_key;
-      continue;
-    }
-    ++in_turn;
-    const auto longest = std::max_element(spec.seqlens_kv.begin(), spec.seqlens_kv.end());
-    if (longest != spec.seqlens_kv.end() && *longest > 2048) ++several_series;
-  }
-  EXPECT_GT(in_turn, 30);
-  EXPECT_GT(several_series, 2);
-  EXPECT_GT(by_key, 30);
 }
 
 }  // namespace

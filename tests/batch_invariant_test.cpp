@@ -2,16 +2,13 @@
 // With batch_invariant a sequence has the same bits alone and in any batch, on the CPU. On a GPU:
 // cuda_batch_invariant_test.cpp; the CUDA kernels on the CPU: emulated_batch_invariant_test.cpp.
 #include "batch_of.h"
+#include "cases/sanitizer.h"
 
 namespace attune::tests {
 namespace {
 
 // Of each sequence in the largest batch; sanitizers look at addresses, which a smaller one has as well.
-#if defined(__SANITIZE_ADDRESS__)
-constexpr int64_t kMostOfEach = 2;
-#else
-constexpr int64_t kMostOfEach = 7;
-#endif
+constexpr int64_t kMostOfEach = cases::kAddressSanitizer ? 2 : 7;
 
 // A share of the cases each: under sanitizers all of them take minutes.
 constexpr size_t kShares = 6;

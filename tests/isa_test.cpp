@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "cases/sanitizer.h"
 #include "cpu/kernels.h"
 #include "support.h"
 
@@ -26,11 +27,7 @@ bool on_every_isa(const std::string& name) {
 }
 
 // Sanitizers have the whole table on the best set.
-#if defined(__SANITIZE_ADDRESS__)
-constexpr size_t kShares = 12;
-#else
-constexpr size_t kShares = 2;
-#endif
+constexpr size_t kShares = cases::kAddressSanitizer ? 12 : 2;
 
 class InstructionSet : public testing::TestWithParam<int> {};
 

@@ -3,17 +3,15 @@
 // emulated_unseen_test.cpp.
 #include "unseen.h"
 
+#include "cases/sanitizer.h"
+
 namespace attune::tests {
 namespace {
 
 // A share of the cases each: under sanitizers all of them take a minute.
 constexpr size_t kShares = 4;
 // Bits are what counts here; addresses, which sanitizers look at, are the same in every case of the table.
-#if defined(__SANITIZE_ADDRESS__)
-constexpr size_t kStep = 3;
-#else
-constexpr size_t kStep = 1;
-#endif
+constexpr size_t kStep = cases::kAddressSanitizer ? 3 : 1;
 class Unseen : public testing::TestWithParam<size_t> {};
 
 TEST_P(Unseen, ChangesNoBits) {

@@ -11,7 +11,7 @@
 // sizeless vectors of SVE and RVV cannot live in arrays, which the register tiles need.
 #undef HWY_DISABLED_TARGETS
 #if (defined(__x86_64__) || defined(__i386__)) && defined(ATTUNE_FEWER_TARGETS)
-// For sanitizer builds: the baseline, which is slow, and what most machines run, with which most of their tests run.
+// For sanitizer and developers' builds: the baseline, and what most machines run, with which most of the tests run.
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | (1LL << 4) | (1LL << 5) | (1LL << 6) | (1LL << 7))
 #elif defined(__x86_64__) || defined(__i386__)
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | (1LL << 4) | (1LL << 5) | (1LL << 6) | (1LL << 7))

@@ -9,14 +9,9 @@
 #include <thread>
 #include <utility>
 
+#include "sanitizer.h"
+
 // Under AddressSanitizer the guards of host buffers also catch reads.
-#if defined(__SANITIZE_ADDRESS__)
-#define ATTUNE_CASES_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define ATTUNE_CASES_ASAN 1
-#endif
-#endif
 #ifdef ATTUNE_CASES_ASAN
 #include <sanitizer/asan_interface.h>
 #endif

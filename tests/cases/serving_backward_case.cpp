@@ -48,7 +48,7 @@ void draw_configuration(Random& r, Case& c) {
   c.backward.on = true;
   c.dtype = r.pick<attune_dtype>({ATTUNE_BFLOAT16, ATTUNE_BFLOAT16, ATTUNE_FLOAT16, ATTUNE_FLOAT32});
   // With eight KV heads or more, and no groups, a GPU may add to dq in another order.
-  c.num_heads_kv = r.pick<int64_t>({1, 2, 3, 8, 8, 10});
+  c.num_heads_kv = r.pick<int64_t>({1, 2, 2, 2, 3, 3, 8, 10});
   c.num_heads_q =
       c.num_heads_kv * (c.num_heads_kv < 8 ? r.pick<int64_t>({1, 1, 2, 4, 8}) : r.pick<int64_t>({1, 1, 1, 2}));
   const HeadDims dims = r.pick<HeadDims>({{64, 64},
@@ -97,7 +97,7 @@ void draw_sequences(Random& r, Case& c, int64_t budget) {
   const bool self = packed || r.chance(0.6);                              // of as many queries as keys
   const bool training = r.chance(0.4);                                    // sequences that fill their length
   const bool tables = c.bias > 0 || c.mask_bits > 0 || c.new_token_bias;  // of the longest sequence squared
-  const auto longest = std::min<int64_t>(r.pick<int64_t>({70, 600, 3000, 3000}), tables ? 300 : 3000);
+  const auto longest = std::min<int64_t>(r.pick<int64_t>({70, 600, 3000, 3000, 3000}), tables ? 300 : 3000);
   const auto most_sequences = std::min<int64_t>(r.pick<int64_t>({1, 3, 20, 100, 400}), tables ? 12 : 400);
   const auto draw = [&](int64_t most) {
     most = std::max<int64_t>(most, 1);
