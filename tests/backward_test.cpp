@@ -333,14 +333,16 @@ TEST(BackwardErrors, RunsFitTheirPlans) {
   };
   EXPECT_ATTUNE_OK(run(call, bytes));
   EXPECT_EQ(run(call, bytes - 1), ATTUNE_WORKSPACE_TOO_SMALL);
+  EXPECT_EQ(attune_attention_backward_run(plan, call.linked(), data, bytes, &bytes), ATTUNE_INVALID_ARGUMENT);
+  EXPECT_STREQ(attune_last_error(), "stream is set, but the CPU has no streams; it must be null there");
   const auto refused = [&](const std::function<void(BackwardCall&)>& change, const char* message) {
     BackwardCall other = call;
     change(other);
     EXPECT_EQ(run(other, bytes), ATTUNE_INVALID_ARGUMENT) << message;
     EXPECT_NE(std::string(attune_last_error()).find(message), std::string::npos) << attune_last_error();
   };
-  refused([](BackwardCall& c) { c.attention.causal = 0; }, "the axis 'mask'");
-  refused([](BackwardCall& c) { c.attention.sinks = c.op.dsinks = {}; }, "the axis 'score'");
+  refused([](BackwardCall& c) { c.attention.causal = 0; }, "mask is none; the plan was made for causal");
+  refused([](BackwardCall& c) { c.attention.sinks = c.op.dsinks = {}; }, "score is scale; the plan was made for scale, sinks");
   refused([](BackwardCall& c) { c.op.dk = {}; }, "dk is absent; in the plan it is float32");
   refused(
       [](BackwardCall& c) {

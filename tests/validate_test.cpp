@@ -249,6 +249,12 @@ const WrongField kFields[] = {
     {"dense", "cache.page_table is set, but cache.k is absent", [](attune_attention& a) { a.cache.page_table = a.q; }},
     {"dense", "cache.ring_capacity is 8, but cache.k is absent",
      [](attune_attention& a) { a.cache.ring_capacity = 8; }},
+    {"dense", "cache.layout is 9; it must be one of attune_kv_layout (0..3)",
+     [](attune_attention& a) { a.cache.layout = 9; }},
+    {"dense", "cache.format is 9; it must be one of attune_kv_format (0..2)",
+     [](attune_attention& a) { a.cache.format = 9; }},
+    {"dense", "extra_cache.layout is -1; it must be one of", [](attune_attention& a) { a.extra_cache.layout = -1; }},
+    {"paged", "cu_seqlens_kv is set, but k is absent", [](attune_attention& a) { a.cu_seqlens_kv = a.q; }},
     {"dense", "extra_cache.k_scale is set, but extra_cache.k is absent",
      [](attune_attention& a) { a.extra_cache.k_scale = a.q; }},
     {"dense", "q.data is 1 bytes beyond a multiple of 2",
@@ -386,6 +392,34 @@ TEST(Device, ThatDoesNotExistIsRefused) {
     EXPECT_NE(std::string(attune_last_error()).find("device"), std::string::npos) << attune_last_error();
   }
   EXPECT_NE(attune_supported(&a, {ATTUNE_DEVICE_CUDA, 1000}), ATTUNE_OK);
+}
+
+TEST(Stream, OfTheCpuIsRefused) {
+  Problem problem(every_tensor_case("cache"));
+  const attune_attention a = problem.device();
+  attune_plan* plan = nullptr;
+  ASSERT_ATTUNE_OK(attune_plan_create(&a, kCpu, &plan));
+  size_t bytes = 0;
+  ASSERT_ATTUNE_OK(attune_plan_workspace_size(plan, &bytes));
+  cases::Workspace workspace(cases::host_memory(), bytes);
+  void* const data = workspace.buffer.device();
+  void* const stream = &bytes;
+  attune_merge merge;
+  ASSERT_ATTUNE_OK(attune_merge_init(&merge, sizeof merge));
+  attune_indexer indexer;
+  ASSERT_ATTUNE_OK(attune_indexer_init(&indexer, sizeof indexer));
+  const std::function<attune_status()> calls[] = {
+      [&] { return attune_run(plan, &a, data, bytes, stream); },
+      [&] { return attune_schedule(plan, &a, data, bytes, stream); },
+      [&] { return attune_run_scheduled(plan, &a, data, bytes, stream); },
+      [&] { return attune_validate(&a, kCpu, stream); },
+      [&] { return attune_merge_run(&merge, kCpu, stream); },
+      [&] { return attune_indexer_run(&indexer, kCpu, data, bytes, stream); }};
+  for (const auto& call : calls) {
+    EXPECT_EQ(call(), ATTUNE_INVALID_ARGUMENT);
+    EXPECT_STREQ(attune_last_error(), "stream is set, but the CPU has no streams; it must be null there");
+  }
+  EXPECT_ATTUNE_OK(attune_plan_destroy(plan));
 }
 
 TEST(PlanDescription, IsCutToTheCapacity) {

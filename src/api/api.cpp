@@ -42,19 +42,40 @@ void return_text(const std::string& from, char* text, size_t capacity, size_t* n
 
 namespace attune {
 
+namespace {
+
+// What differs on an axis, by the name of an argument where one decides it.
+std::string difference_from_plan(Axis axis, uint32_t run, uint32_t planned) {
+  const auto made_for = [&](std::string_view what, uint32_t among) {
+    return cat(what, " is ", value_list(axis, run & among), "; the plan was made for ",
+               value_list(axis, planned & among));
+  };
+  const auto given = [&](const char* what, uint32_t bit) {
+    return cat(what,
+               (run & bit) != 0 ? " is given; the plan was made without it" : " is absent; the plan was made with it");
+  };
+  if (axis == Axis::kQueryDtype) return made_for("q.dtype", ~0u);
+  if (axis == Axis::kQueries && ((run ^ planned) & use::kRopeApart) != 0) return given("q_rope", use::kRopeApart);
+  if (axis == Axis::kOutput) {
+    constexpr uint32_t kDtypes = use::kOutF32 | use::kOutF16 | use::kOutBf16 | use::kOutE4m3;
+    if (((run ^ planned) & kDtypes) != 0) return made_for("out.dtype", kDtypes);
+    return ((run ^ planned) & use::kLse) != 0 ? given("lse", use::kLse) : given("max_logits", use::kMaxLogits);
+  }
+  if (axis == Axis::kDeterminism) {
+    return cat("batch_invariant is ", run >> 1, "; the plan was made for ", planned >> 1);
+  }
+  return made_for(axis_info(axis).name, ~0u);
+}
+
+}  // namespace
+
 void check_fits(const attune_plan& plan, const Problem& p, const Traits& traits) {
   for (int i = 0; i < kNumAxes; ++i) {
-    const auto axis = static_cast<Axis>(i);
-    if (traits.axes[i] == plan.traits.axes[i]) continue;
-    const auto beyond = [](const Traits& x, const Traits& less) {
-      Coverage c;
-      std::copy(std::begin(less.axes), std::end(less.axes), c.axes);
-      c.head_dim_qk_max = c.head_dim_v_max = c.group_max = INT64_MAX;
-      return c.difference(x);
-    };
-    const std::string extra = beyond(traits, plan.traits);
-    fail(ATTUNE_INVALID_ARGUMENT, "attention differs from its plan on the axis '", axis_info(axis).name, "'",
-         extra.empty() ? ": the plan has " + beyond(plan.traits, traits) : ": " + extra);
+    const uint32_t run = traits.axes[i], planned = plan.traits.axes[i];
+    if (run != planned) {
+      fail(ATTUNE_INVALID_ARGUMENT,
+           "attention differs from its plan: ", difference_from_plan(static_cast<Axis>(i), run, planned));
+    }
   }
   check_limits(plan.limits, p);
 }
@@ -64,9 +85,11 @@ void check_fits(const attune_plan& plan, const Problem& p, const Traits& traits)
 namespace {
 
 // The checks common to every run.
-Problem check_run(const attune_plan* plan, const attune_attention* attention, void* workspace, size_t bytes) {
+Problem check_run(const attune_plan* plan, const attune_attention* attention, void* workspace, size_t bytes,
+                  const void* stream) {
   require(plan != nullptr, "plan is null");
   require(plan->impl != nullptr, "plan is of attention_backward; attune_attention_backward_run runs it");
+  attune::check_stream(plan->device, stream);
   const Known<attune_attention> known("attention", attention);
   const Problem p = attune::make_problem(*known, Data::kRequired);
   attune::check_fits(*plan, p, attune::traits_of(p, *known));
@@ -235,7 +258,7 @@ attune_status attune_plan_describe(const attune_plan* plan, char* text, size_t c
 attune_status attune_run(const attune_plan* plan, const attune_attention* attention, void* workspace,
                          size_t workspace_bytes, void* stream) {
   return guarded([&] {
-    const Problem p = check_run(plan, attention, workspace, workspace_bytes);
+    const Problem p = check_run(plan, attention, workspace, workspace_bytes, stream);
     plan->impl->schedule(p, workspace, stream);
     plan->impl->run(p, workspace, stream);
   });
@@ -244,7 +267,7 @@ attune_status attune_run(const attune_plan* plan, const attune_attention* attent
 attune_status attune_schedule(const attune_plan* plan, const attune_attention* attention, void* workspace,
                               size_t workspace_bytes, void* stream) {
   return guarded([&] {
-    const Problem p = check_run(plan, attention, workspace, workspace_bytes);
+    const Problem p = check_run(plan, attention, workspace, workspace_bytes, stream);
     plan->impl->schedule(p, workspace, stream);
   });
 }
@@ -252,7 +275,7 @@ attune_status attune_schedule(const attune_plan* plan, const attune_attention* a
 attune_status attune_run_scheduled(const attune_plan* plan, const attune_attention* attention, void* workspace,
                                    size_t workspace_bytes, void* stream) {
   return guarded([&] {
-    Problem p = check_run(plan, attention, workspace, workspace_bytes);
+    Problem p = check_run(plan, attention, workspace, workspace_bytes, stream);
     p.scheduled_before = true;
     plan->impl->run(p, workspace, stream);
   });
@@ -262,6 +285,7 @@ attune_status attune_validate(const attune_attention* attention, attune_device d
   return guarded([&] {
     const Known<attune_attention> known("attention", attention);
     attune::check_device_argument(device);
+    attune::check_stream(device, stream);
     const Problem p = attune::make_problem(*known, Data::kRequired);
     attune::check_apart(*known, p.prologue.append ? &p.cache : nullptr, nullptr, 0);
     attune::find_kernel(p, attune::traits_of(p, *known), device);

@@ -71,6 +71,7 @@ attune_status attune_attention_backward_run(const attune_plan* plan, const attun
   return guarded([&] {
     require(plan != nullptr, "plan is null");
     require(plan->backward != nullptr, "plan is of attention; attune_run runs it");
+    attune::check_stream(plan->device, stream);
     const Descriptors known(op);
     const BackwardProblem p = attune::make_backward(*known.op, *known.attention, Data::kRequired);
     attune::check_fits(*plan, p.forward, attune::traits_of(p, *known.attention));

@@ -46,6 +46,7 @@ attune_status run_op(const char* name, const Op* op, attune_device device, void*
   return guarded([&] {
     const Known<Op> known(name, op);
     attune::check_device(device);
+    attune::check_stream(device, stream);
     run(make(*known), device, stream);
   });
 }
@@ -99,6 +100,7 @@ attune_status attune_indexer_run(const attune_indexer* op, attune_device device,
   return guarded([&] {
     const Known<attune_indexer> known("indexer", op);
     attune::check_device(device);
+    attune::check_stream(device, stream);
     const attune::IndexerProblem p = attune::make_indexer(*known, attune::Data::kRequired);
     const size_t need = attune::indexer_workspace_size(p, device);
     attune::check_apart(*known, workspace, std::min(need, workspace_bytes));

@@ -54,6 +54,10 @@ void add_cache(Traits& t, const KvCache& c, int32_t layout) {
   t[Axis::kKvLayout] |= 1u << layout;
 }
 
+}  // namespace
+
+const AxisInfo& axis_info(Axis axis) { return kAxes[static_cast<int>(axis)]; }
+
 std::string value_list(Axis axis, uint32_t bits) {
   std::string s;
   const AxisInfo& info = axis_info(axis);
@@ -62,10 +66,6 @@ std::string value_list(Axis axis, uint32_t bits) {
   }
   return s;
 }
-
-}  // namespace
-
-const AxisInfo& axis_info(Axis axis) { return kAxes[static_cast<int>(axis)]; }
 
 Traits traits_of(const Problem& p, const attune_attention& a) {
   Traits t;

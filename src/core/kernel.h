@@ -36,6 +36,7 @@ struct AxisInfo {
   const char* values[kMaxAxisValues];  // name of bit i; null past the end
 };
 const AxisInfo& axis_info(Axis axis);
+std::string value_list(Axis axis, uint32_t bits);  // "causal, window"
 
 // Bits of each axis, in the order of AxisInfo::values. Those of masks and scores: common/kinds.h; of KV scales:
 // common/kv_scale.h.

@@ -130,16 +130,18 @@ KvCache make_kv_cache(const char* name, const attune_kv_cache& c, CacheUse use, 
     absent(".page_table", c.page_table, but...), absent(".v_page_table", c.v_page_table, but...);
     absent(".batch_index", c.batch_index, but...);
   };
+  const KvFormat* format = kv_format(c.format);
+  require(format != nullptr, name, ".format is ", c.format, "; it must be one of attune_kv_format (0..",
+          kv_format_count() - 1, ")");
   if (!present(c.k)) {
     for (const auto& [tensor, t] : {std::pair{".v", &c.v}, {".k_scale", &c.k_scale}, {".v_scale", &c.v_scale}})
       absent(tensor, *t, name, ".k is absent");
     no_tables(name, ".k is absent");
     require(c.ring_capacity == 0, name, ".ring_capacity is ", c.ring_capacity, ", but ", name, ".k is absent");
+    require(c.layout >= ATTUNE_KV_NHD && c.layout <= ATTUNE_KV_BYTES, name, ".layout is ", c.layout,
+            "; it must be one of attune_kv_layout (0..", static_cast<int>(ATTUNE_KV_BYTES), ")");
     return out;
   }
-  const KvFormat* format = kv_format(c.format);
-  require(format != nullptr, name, ".format is ", c.format, "; it must be one of attune_kv_format (0..",
-          kv_format_count() - 1, ")");
   out.format = format;
   PlaneShape k;
   if (format->plain) {

@@ -83,6 +83,7 @@ void read_dense_sequences(Problem& p, const attune_attention& a, Data data) {
 void read_dense(Problem& p, const attune_attention& a, Data data) {
   if (!present(a.k)) {
     require(!present(a.v), "v is set, but k is absent");
+    require(!present(a.cu_seqlens_kv), "cu_seqlens_kv is set, but k is absent; a cache has its lengths in seqused_kv");
     return;
   }
   check_tensor("k", a.k, kInputs, {3, 4}, data);

@@ -49,6 +49,11 @@ void check_device_argument(attune_device device) {
           "; the CPU has only index 0");
 }
 
+void check_stream(attune_device device, const void* stream) {
+  require(device.type == ATTUNE_DEVICE_CUDA || stream == nullptr,
+          "stream is set, but the CPU has no streams; it must be null there");
+}
+
 void check_device(attune_device device) {
   check_device_argument(device);
   if (device.type == ATTUNE_DEVICE_CPU) return;

@@ -15,6 +15,8 @@ namespace attune {
 void check_device(attune_device device);
 // Throws INVALID_ARGUMENT as check_device does: checks the type and, on the CPU, the index.
 void check_device_argument(attune_device device);
+// Throws INVALID_ARGUMENT for a stream of the CPU.
+void check_stream(attune_device device, const void* stream);
 
 // "cpu", "cuda:0".
 std::string device_name(attune_device device);
