@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <limits>
+#include <system_error>
 #include <vector>
 
 #include "attune/attune.hpp"
@@ -48,11 +50,14 @@ attune_device parse_device(const std::string& text) {
     if (text == device_name(info.device)) return info.device;
     known += (known.empty() ? "" : ", ") + device_name(info.device);
   }
-  int index = 0;
-  const bool is_cuda =
-      text.rfind("cuda:", 0) == 0 && text.size() > 5 &&
-      std::from_chars(text.data() + 5, text.data() + text.size(), index).ptr == text.data() + text.size();
-  if (is_cuda) {
+  if (text.starts_with("cuda:")) {
+    int index = 0;
+    const char* const end = text.data() + text.size();
+    const auto [stopped, error] = std::from_chars(text.data() + 5, end, index);
+    if (error != std::errc() || stopped != end || index < 0) {
+      throw UserError(fmt::format("unknown device '{}'; N of cuda:N must be 0..{} (this machine has {})", text,
+                                  std::numeric_limits<int>::max(), known));
+    }
     // The library's own words on why.
     attune_warm(nullptr, 0, cuda(index));
     throw UserError(fmt::format("{}; this machine has {}", attune_last_error(), known));

@@ -249,8 +249,11 @@ Model parse_model(std::string_view text, const std::string& source) {
   fields.read_in("softmax_scale", m.softmax_scale, 1e-6, 1e6);
   fields.read_in("softcap", m.softcap, 0.0, 1e6);
   fields.read("windows", m.windows);
-  if (m.windows.empty() || *std::min_element(m.windows.begin(), m.windows.end()) < 0) {
-    throw UserError(source + ": \"windows\" must list a number of keys for each kind of layer (0: all keys)");
+  const auto least = std::min_element(m.windows.begin(), m.windows.end());
+  if (least == m.windows.end() || *least < 0) {
+    throw UserError(
+        fmt::format("{}: \"windows\" {}; it must list a number of keys for each kind of layer (0: all keys)", source,
+                    m.windows.empty() ? "is empty" : fmt::format("has {}", *least)));
   }
   fields.read("alibi", m.alibi);
   fields.read("sinks", m.sinks);

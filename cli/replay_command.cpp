@@ -34,7 +34,7 @@ void replay_and_report(const Trace& trace, const ReplayOptions& options) {
 void add_common_options(CLI::App& command, ReplayOptions& o) {
   command.add_option("--model", o.model, "Model name (see attune models) or a .json file")->capture_default_str();
   command.add_option("--device", o.device, kDeviceHelp)->capture_default_str();
-  command.add_option("--threads", o.threads, "Threads of the CPU backend; 0: all cores")
+  command.add_option("--threads", o.threads, "Threads of the CPU backend; 0: the default")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   command

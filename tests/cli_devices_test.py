@@ -130,6 +130,9 @@ class Devices(FakeGpus):
                 self.assertEqual(names.stdout.startswith("bench_cuda/"), taken != "cpu")
         self.refuse(attune("explain", "--device", "cuda", env=preload | {"FAKE_GPUS": "2"}), "cuda:0", "; this machine has cpu, cuda:2\n")
         self.refuse(attune("check", "--device", "cuda0"), "'cuda0'", "auto, cpu, cuda or cuda:N", "(this machine has cpu)")
+        for device in ("cuda:-1", "cuda:4294967296", "cuda:", "cuda:1x"):  # none of them is cuda:0
+            for env in ({}, preload | {"FAKE_GPUS": "0"}):
+                self.refuse(attune("check", "--device", device, env=env), f"unknown device '{device}'; N of cuda:N must be 0..2147483647")
 
     def test_a_wrong_architecture_is_no_reason_to_take_the_cpu(self):
         """ATTUNE_ARCH, which with `--device cuda` is refused, too."""

@@ -25,8 +25,7 @@ MODELS = [
     "deepseek-v3.2",
     "gpt-oss-120b",
     "llama-2-7b", "llama-3-70b",
-    "llama-3-8b",
-    "mistral-7b",
+    "llama-3-8b", "mistral-7b",
     "qwen3-32b",
     "t5-11b",
     "t5-large",
@@ -486,6 +485,7 @@ class BadInput(CliTest):
         self.refuse(load(json.dumps(good | {"kind": "rnn"})), '"rnn"', "sparse-mla")
         self.refuse(load(json.dumps(good | {"rope": {"style": "spiral"}})), "rope", "spiral", "yarn")
         self.refuse(load(json.dumps(good | {"windows": []})), "windows")
+        self.refuse(load(json.dumps(good | {"windows": [0, -5]})), '"windows" has -5; it must list')
         self.refuse(load(json.dumps(good | {"topk": 5})), "topk")
         indexer = {"num_heads": 64, "head_dim": 128}
         self.refuse(load(json.dumps(good | {"indexer": indexer})), "indexer", "sparse-mla")
