@@ -405,6 +405,10 @@ def test_unified_attention_refusals():
                              ({"mm_prefix_clamp_sliding_window": True}, "mm_prefix_clamp_sliding_window is given")):
         with pytest.raises(NotImplementedError, match="unified_attention: " + message):
             unified(q, k, k, q.clone(), ints(0, 1, 8), ints(40, 24), ints(*TABLE), **options)
+    for out, options, message in ((None, {}, "^unified_attention: out is None; a tensor of torch is expected"),
+                                  (q.clone(), {"window": 3}, "window_size is 3; a pair is expected")):
+        with pytest.raises(attune.WrongType, match=message):
+            unified(q, k, k, out, ints(0, 1, 8), ints(40, 24), ints(*TABLE), **options)
     with pytest.raises(ValueError, match="kv_quant_mode is 3; it needs k_scale_cache"):
         unified(q, k, k, q.clone(), ints(0, 1, 8), ints(40, 24), ints(*TABLE), kv_quant_mode=3)
 

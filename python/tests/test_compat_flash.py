@@ -245,12 +245,16 @@ def test_arguments_of_a_wrong_kind_are_named():
             ("flash_attn_func", (q, k, k), {"window_size": 3}, "window_size is 3; a pair is expected: keys to the left and to the right, -1"),
             ("flash_attn_func", (q, k, k), {"window_size": (1, 2, 3)}, r"window_size is \(1, 2, 3\); a pair is expected"),
             ("flash_attn_varlen_func", (*ragged, None, 6), {}, "flash_attn_varlen_func: max_seqlen_q is None; an int is expected"),
+            ("flash_attn_varlen_func", (*ragged, "a", 6), {}, "flash_attn_varlen_func: max_seqlen_q is 'a'; an int is expected"),
+            ("flash_attn_func", (q, k, k), {"window_size": ("a", 2)}, r"window_size is \('a', 2\); a pair is expected"),
             ("flash_attn_with_kvcache", (q, k, k), {"cache_seqlens": [6]}, "cache_seqlens is <class 'list'>; a tensor of torch or an int is"),
             ("flash_attn_with_kvcache", (q, k, k), {"cache_seqlens": 6, "cache_leftpad": 1}, "cache_leftpad is <class 'int'>; a tensor of torch"),
         ]:
             with pytest.raises(TypeError, match=message) as raised:
                 getattr(module, function)(*arguments, **options)
             assert isinstance(raised.value, attune.WrongType)
+        with pytest.raises(attune.InvalidArgument, match="^v is None, and k is given: new tokens have both$"):
+            module.flash_attn_with_kvcache(q, k, k, k=q, cache_seqlens=1)
     for slopes, message in ((torch.rand(3), r"alibi_slopes has shape \[3\]; q has 2 heads"), ([0.5, 0.5], "alibi_slopes is <class 'list'>")):
         with pytest.raises((TypeError, ValueError), match=message):
             flash_attn.flash_attn_func(q, k, k, alibi_slopes=slopes)

@@ -59,8 +59,11 @@ def _check_kind(argument: str, annotation: str, value: Any) -> None:
     if "torch.Tensor" in kinds and not isinstance(value, torch.Tensor):
         if not (value is None and "None" in kinds) and not (isinstance(value, int) and "int" in kinds):
             raise attune.WrongType(f"{argument} is {type(value)!r}; a tensor of torch{' or an int' * ('int' in kinds)} is expected") from None
-    elif kinds == ["int"] and value is None:
-        raise attune.WrongType(f"{argument} is None; an int is expected") from None
+    elif kinds == ["int"]:
+        try:
+            int(value)
+        except (TypeError, ValueError):
+            raise attune.WrongType(f"{argument} is {value!r}; an int is expected") from None
 
 
 def in_their_words(error: attune.Error, names: dict[str, str]) -> attune.Error:
@@ -97,9 +100,9 @@ def window(window_size: Any) -> dict[str, int]:
     """(left, right), -1 for no limit, as fields of attention."""
     try:
         left, right = window_size
+        return {name: int(n) for name, n in (("window_left", left), ("window_right", right)) if n is not None and n >= 0}
     except (TypeError, ValueError):
         raise attune.WrongType(f"window_size is {window_size!r}; a pair is expected: keys to the left and to the right, -1: no limit") from None
-    return {name: int(n) for name, n in (("window_left", left), ("window_right", right)) if n is not None and n >= 0}
 
 
 def first_element(scale: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor:

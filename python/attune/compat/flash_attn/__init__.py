@@ -286,6 +286,8 @@ def attend_to_cache(q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | N
         raise ValueError(f"{given[0]} is given without k and v")
     if len(given) == 1:
         raise ValueError(f"{'rotary_sin' if given[0] == 'rotary_cos' else 'rotary_cos'} is None, and {given[0]} is given")
+    if k is not None and v is None and cache.v is not None:
+        raise attune.InvalidArgument("v is None, and k is given: new tokens have both")
     if k is not None:
         prologue = attune.Prologue(append=True)
         if rotary_cos is not None and rotary_sin is not None:

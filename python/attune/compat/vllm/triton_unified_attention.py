@@ -10,7 +10,7 @@ import torch
 import attune
 
 from ...integrations.torch_sdpa import without_zero_scale
-from .._shared import first_element, int32, refuse
+from .._shared import first_element, int32, refuse, window
 
 _EIGHT_BIT = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 
@@ -43,6 +43,8 @@ def unified_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: to
     for name, value in others.items():
         if value is not None and value is not False:
             refuse(function, name, "is given; it is not known here")
+    if out is None:
+        raise attune.WrongType(f"{function}: out is None; a tensor of torch is expected, to which the result is written")
     if chunk_lookback >= 0:
         refuse(function, "chunk_lookback", f"is {chunk_lookback}; chunks are not supported")
     for name, number in (("seq_threshold_3D", seq_threshold_3D), ("num_par_softmax_segments", num_par_softmax_segments)):
@@ -70,7 +72,7 @@ def unified_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: to
     q, scale = without_zero_scale(q, softmax_scale)
     attune.attention(q, cache=cache, cu_seqlens_q=int32(cu_seqlens_q), seqused_kv=int32(seqused_k), causal=True,
                      max_seqlen_q=int(max_seqlen_q), max_seqlen_kv=int(max_seqlen_k), softmax_scale=scale,
-                     window_left=window_size[0] if window_size[0] >= 0 else None, softcap=softcap or None,
+                     window_left=window(window_size).get("window_left"), softcap=softcap or None,
                      alibi_slopes=alibi_slopes, alibi_sqrt=use_alibi_sqrt, sinks=sinks, new_token_bias=qq_bias,
                      bidirectional_ranges=int32(mm_prefix_range), out=out,
                      out_scale=None if output_scale is None else first_element(output_scale, q).reciprocal())
