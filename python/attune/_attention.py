@@ -7,7 +7,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from . import _core
-from ._errors import InvalidArgument, Unsupported, WrongType
+from ._errors import InvalidArgument, Unsupported, WrongType, flag
 from ._frameworks import array_dtype, dtype_name, empty, finish, framework_of
 from ._records import Array, KVCache, Prologue, parse_device
 
@@ -167,7 +167,7 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_d
         batch_invariant: a sequence's bits do not depend on the rest of the batch. allow_tf32: for float32 inputs.
         out_dtype: of an `out` that is made here; None: as q. Rows that no sequence owns are left uninitialised in it.
         return_lse, return_max_logits: make and return these too.
-        workspace: uint8, aligned to 256 bytes; None: allocated by the framework. stream: None: the current one.
+        workspace: uint8, aligned to 256 bytes; None: allocated by the framework. stream: of CUDA; None: the current one.
 
     Returns:
         out; or a tuple of out, lse and max_logits, as far as they were given or asked for. lse is the natural logarithm, without
@@ -177,6 +177,7 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_d
         InvalidArgument (a ValueError): shape, stride, device or value, by the name of the argument. WrongType (a TypeError).
         Unsupported (a NotImplementedError): no kernel of the device covers it. Error: the device failed.
     """
+    return_lse, return_max_logits = flag("return_lse", return_lse), flag("return_max_logits", return_max_logits)
     if tracer is None:
         framework_of(q)  # which sets it if that is torch
     if tracer is not None:
@@ -217,7 +218,8 @@ class Plan(_core.Plan):
     def __init__(self, q: Array, k: Array | None = None, v: Array | None = None, *, out_dtype: Any = None,
                  return_lse: bool = False, return_max_logits: bool = False, workspace: Array | None = None,
                  **fields: Unpack[AttentionFields]) -> None:
-        _core.Plan.__init__(self, _arguments(q, k, v, fields, out_dtype, return_lse, return_max_logits), workspace)
+        wanted = flag("return_lse", return_lse), flag("return_max_logits", return_max_logits)
+        _core.Plan.__init__(self, _arguments(q, k, v, fields, out_dtype, *wanted), workspace)
 
     def __repr__(self) -> str:
         return f"<attune.Plan: {self.describe().strip()}>"

@@ -100,6 +100,22 @@ def whole(argument: str, value: object, least: int = 0, most: int = 2**63 - 1) -
     return number
 
 
+def flag(argument: str, value: object) -> bool:
+    """A bool, one of numpy or torch, 0 or 1; None is False. Other things have a truth value that their caller may not mean."""
+    if value is True or value is False:
+        return value is True
+    if value is None:
+        return False
+    try:
+        is_bool = str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
+        number = int(bool(value)) if is_bool else operator.index(value)  # type: ignore[arg-type]
+    except Exception:
+        number = -1
+    if number not in (0, 1):
+        raise WrongType(f"{argument} is {value!r}; a bool is expected")
+    return number == 1
+
+
 def no_array(argument: str, value: object) -> WrongType:
     return WrongType(f"{argument} is {type(value)!r}; an array is expected: torch, numpy, CuPy, JAX, or anything else with __dlpack__")
 

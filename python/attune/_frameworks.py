@@ -6,13 +6,14 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ._errors import Unsupported, WrongType, no_array
+from ._errors import InvalidArgument, OutOfMemory, Unsupported, WrongType, no_array
 from ._records import Spec, View
 
 _NUMPY_VIEWS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 
 
 _DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool", "int32", "int64")
+_OF_TOKENS = _DTYPES[:6]  # of q, k and v
 _names: dict[Any, str] = {}  # of the dtypes seen so far
 
 
@@ -35,22 +36,32 @@ def array_dtype(argument: str, array: Any) -> str:
     try:
         return dtype_name(argument, dtype)
     except WrongType:
-        raise WrongType(f"{argument} has dtype {dtype}; known are {', '.join(_DTYPES)}") from None
+        takes = _OF_TOKENS if argument in ("q", "k", "v") else _DTYPES[:3]
+        raise WrongType(f"{argument} has dtype {dtype}; allowed: {', '.join(takes)}") from None
+
+
+def numpy_empty(shape: tuple[int, ...], dtype: Any) -> Any:
+    import numpy
+
+    try:
+        return numpy.empty(shape, dtype)
+    except MemoryError:
+        raise OutOfMemory(f"there is no memory for an array of shape {list(shape)} and dtype {dtype}") from None
+    except ValueError as error:  # more bytes than an address has
+        raise InvalidArgument(f"an array of shape {list(shape)} and dtype {dtype} cannot be made: {error}") from None
 
 
 class _Numpy:
     @staticmethod
     def empty(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
-        import numpy
-
         view = _NUMPY_VIEWS.get(dtype)
         if view is None:
-            return numpy.empty(shape, dtype)
+            return numpy_empty(shape, dtype)
         try:
             import ml_dtypes
         except ImportError:
-            return View(numpy.empty(shape, view), dtype)
-        return numpy.empty(shape, getattr(ml_dtypes, dtype))
+            return View(numpy_empty(shape, view), dtype)
+        return numpy_empty(shape, getattr(ml_dtypes, dtype))
 
     @staticmethod
     def from_numpy(array: Any, like: Any) -> Any:

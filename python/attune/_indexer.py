@@ -61,7 +61,7 @@ def indexer_scores(q: ArrayT, weights: Array, cache: KVCache, *, q_scale: Array 
     if scores is None:
         if max_seqlen_kv is None:
             raise InvalidArgument("max_seqlen_kv and scores are None; one of them must say how many columns the scores have")
-        scores = make((*shape_of("q", q)[:-2], whole("max_seqlen_kv", max_seqlen_kv)), "float32", q)
+        scores = make((*shape_of("q", q)[:-2], whole("max_seqlen_kv", max_seqlen_kv, most=2**31 - 1)), "float32", q)
         clear_scores = True if clear_scores is None else clear_scores
     call("indexer_scores", dict(q=q, weights=weights, cache=cache, q_scale=q_scale, cu_seqlens_q=cu_seqlens_q,
                                 seqused_kv=seqused_kv, causal=causal, key_begin=key_begin, key_end=key_end,
@@ -93,7 +93,7 @@ def _outputs(rows: tuple[int, ...], topk: int | None, indices: Any, topk_length:
     if indices is None:
         if topk is None:
             raise InvalidArgument("topk and indices are None; one of them must say how many keys are chosen")
-        indices = make((*rows, whole("topk", topk)), "int32", like)
+        indices = make((*rows, whole("topk", topk, least=1, most=2**31 - 1)), "int32", like)
     elif topk is not None and topk != shape_of("indices", indices)[-1]:
         raise InvalidArgument(f"topk is {topk}, and indices has {indices.shape[-1]} columns")
     if topk_length is None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from . import _core
-from ._errors import InvalidArgument, shape_of, suggesting
+from ._errors import InvalidArgument, flag, shape_of, suggesting
 from ._frameworks import array_dtype, dtype_name, empty, finish
 from ._records import Array, KVCache, Prologue
 
@@ -148,6 +148,7 @@ def merge(partial_out: Array, partial_lse: Array, *, sinks: Array | None = None,
     Returns:
         out, or (out, lse) where lse was given or asked for.
     """
+    return_lse = flag("return_lse", return_lse)
     if _tracing():
         return tracer.merge({"partial_out": partial_out, "partial_lse": partial_lse, "sinks": sinks, "out": out,
                              "out_scale": out_scale, "lse": lse}, out_dtype, return_lse)

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from . import _core
-from ._errors import WrongType, suggesting, whole
-from ._frameworks import framework_of
+from ._errors import InvalidArgument, flag, no_array, suggesting, whole
+from ._frameworks import framework_of, numpy_empty
 from ._records import Array, View
 
 if TYPE_CHECKING:
@@ -36,11 +36,18 @@ class RopeFields(TypedDict, total=False):
 
 
 def _table(shape: tuple[int, ...], like: Array | None, fill: Any) -> Any:
-    import numpy
-
-    table: Any = numpy.empty(shape, numpy.float32)
+    if like is not None and not hasattr(like, "shape") and not hasattr(like, "__dlpack__"):
+        raise no_array("like", like)
+    table: Any = numpy_empty(shape, "float32")
     fill(table)
     return table if like is None else framework_of(like).from_numpy(table, like.array if isinstance(like, View) else like)
+
+
+def _rotary_width(dim: int) -> int:
+    width = whole("dim", dim, least=2, most=2**16)
+    if width % 2:
+        raise InvalidArgument(f"dim is {width}; it must be even")
+    return width
 
 
 if TYPE_CHECKING:
@@ -69,14 +76,14 @@ def rope_table(num_positions: int, dim: int, *, style: RopeStyle = "linear", fir
         cosines and sines. low_freq_factor, high_freq_factor: Llama 3.
     """
     arguments = {"style": style, "dim": dim, **fields}
-    shape = whole("num_positions", num_positions, most=2**31), whole("dim", dim, most=2**16)
-    first = whole("first_position", first_position)
+    shape = whole("num_positions", num_positions, most=2**31), _rotary_width(dim)
+    first = whole("first_position", first_position, most=2**31)
     return _table(shape, like, lambda out: _core.rope_table(arguments, first, shape[0], out))
 
 
 def rope_frequencies(dim: int, *, style: RopeStyle = "linear", **fields: Unpack[RopeFields]) -> list[float]:
     """The dim / 2 inverse frequencies, in radians a position; arguments as of `rope_table`."""
-    return _core.rope_frequencies({"style": style, "dim": dim, **fields})
+    return _core.rope_frequencies({"style": style, "dim": _rotary_width(dim), **fields})
 
 
 if TYPE_CHECKING:
@@ -118,10 +125,8 @@ def alibi_slopes(num_heads: int, *, like: Array | None = None) -> Any:
 @suggesting
 def t5_bucket(relative_position: int, num_buckets: int, max_distance: int, bidirectional: bool) -> int:
     """The T5 bucket of key position - query position."""
-    if isinstance(bidirectional, (str, bytes)):  # which would always be true
-        raise WrongType(f"bidirectional is {bidirectional!r}; a bool is expected")
     return _core.t5_bucket(whole("relative_position", relative_position, least=-(2**63)), whole("num_buckets", num_buckets),
-                           whole("max_distance", max_distance), bool(bidirectional))
+                           whole("max_distance", max_distance), flag("bidirectional", bidirectional))
 
 
 @suggesting

@@ -127,8 +127,13 @@ std::string dtype_text(nb::handle array) {
 }
 
 [[noreturn]] void wrong_dtype(const Name& name, nb::handle array) {
-  type_error(name.text() + " has dtype " + dtype_text(array) +
-             "; float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, int8, uint8, bool, int32 and int64 are known");
+  const std::string argument = name.text();
+  const bool of_tokens = argument == "q" || argument == "k" || argument == "v";
+  type_error(argument + " has dtype " + dtype_text(array) +
+             (of_tokens
+                  ? "; allowed: float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, int8"
+                  : "; float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, int8, uint8, bool, int32 and int64 "
+                    "are known"));
 }
 
 attune_dtype viewed(const Name& name, nb::handle array, int64_t bytes, attune_dtype as) {
@@ -444,7 +449,10 @@ nb::object Arrays::allocate(size_t bytes, nb::handle given_stream) const {
 }
 
 void* Arrays::stream(nb::handle given) const {
-  if (device_.type != ATTUNE_DEVICE_CUDA) return nullptr;
+  if (device_.type != ATTUNE_DEVICE_CUDA) {
+    if (given.is_none() || (PyLong_Check(given.ptr()) && PyObject_Not(given.ptr()) == 1)) return nullptr;
+    invalid_argument("stream is " + text(nb::repr(given)) + ", but the arrays are on the CPU, which has no streams");
+  }
   if (!given.is_none()) {
     nb::object address = nb::borrow(given);
     for (const char* name : {"cuda_stream", "ptr"})  // torch, CuPy

@@ -20,6 +20,8 @@ namespace nb = nanobind;
 // Raised as TypeError and attune.InvalidArgument.
 [[noreturn]] void type_error(const std::string& message);
 [[noreturn]] void invalid_argument(const std::string& message);
+// Raised as attune.Error, whose status is that of the C call.
+[[noreturn]] void workspace_too_small(const std::string& message);
 // Throws the Python exception of a failed status, with the library's message.
 void check(attune_status status);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fields.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "common/attention_fields.h"
@@ -39,17 +40,28 @@ int64_t to_int(const Name& name, nb::handle value, int64_t least, int64_t most) 
   return number;
 }
 
-// A bool, or what has the truth value of one element: ints, those of numpy, torch and so on. No text, which would
-// always be true.
+// A bool, one element of a framework's own bools, or 0 or 1. Other things have a truth value, too, which their caller
+// may not mean.
 int32_t to_bool(const Name& name, nb::handle value) {
-  const bool is_text = PyUnicode_Check(value.ptr()) || PyBytes_Check(value.ptr());
-  const int truth = is_text ? -1 : PyObject_IsTrue(value.ptr());
-  if (truth < 0) {
+  if (PyBool_Check(value.ptr())) return value.ptr() == Py_True;
+  nb::object index = nb::steal(PyNumber_Index(value.ptr()));
+  int64_t number = -1;
+  if (index.is_valid()) {
+    int overflow = 0;
+    number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+    if (overflow != 0) number = -1;
+  } else {
+    PyErr_Clear();
+    const nb::object dtype = nb::getattr(value, "dtype", nb::none());  // of numpy "bool", of torch "torch.bool"
+    const std::string kind = dtype.is_none() ? "" : text(dtype);
+    if (kind == "bool" || kind == "torch.bool") number = PyObject_IsTrue(value.ptr());
+  }
+  if (number != 0 && number != 1) {
     if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) throw nb::python_error();  // an interrupt
     PyErr_Clear();
     type_error(name.text() + " is " + text(nb::repr(value)) + "; a bool is expected");
   }
-  return truth;
+  return static_cast<int32_t>(number);
 }
 
 double to_double(const Name& name, nb::handle value) {
@@ -61,13 +73,16 @@ double to_double(const Name& name, nb::handle value) {
   return number;
 }
 
-// A number that float32 stores as 0 is refused: 0 stands for a default in many fields.
+// A number that float32 stores as 0 is refused: 0 stands for a default in many fields. So is one that it cannot hold.
 float to_float(const Name& name, nb::handle value) {
   const double number = to_double(name, value);
   const float stored = static_cast<float>(number);
   if (stored == 0 && number != 0)
     invalid_argument(name.text() + " is " + text(nb::repr(value)) +
                      ", which is 0 as a float32; the least that it stores is 1.4e-45");
+  if (std::isinf(stored) && !std::isinf(number))
+    invalid_argument(name.text() + " is " + text(nb::repr(value)) +
+                     ", which is infinite as a float32; the most that it stores is 3.4e38");
   return stored;
 }
 
@@ -234,6 +249,27 @@ void fill(void* to, const Table& table, nb::dict arguments, Arrays* arrays) {
   Values values;
   values.take(table, arguments);
   fill(to, table, values, arrays);
+}
+
+void check_values(const Table& table, nb::dict arguments) {
+  std::byte scratch[sizeof(int64_t) * 3];
+  PyObject *key, *value;
+  for (Py_ssize_t at = 0; PyDict_Next(arguments.ptr(), &at, &key, &value);) {
+    const int i = table.find(key);
+    if (i < 0 || value == Py_None) continue;
+    Field field = table.fields()[static_cast<size_t>(i)];
+    field.offset = 0;
+    switch (field.kind) {
+      case Kind::kBool:
+      case Kind::kInt32:
+      case Kind::kInt64:
+      case Kind::kFloat:
+        fill_field(scratch, field, "", value, nullptr);
+        break;
+      default:
+        break;
+    }
+  }
 }
 
 attune_kv_format format_from_name(nb::handle name) {

@@ -79,6 +79,9 @@ struct Values {
 void fill(void* to, const Table& table, const Values& values, Arrays* arrays);
 void fill(void* to, const Table& table, nb::dict arguments, Arrays* arrays);
 
+// Throws as fill does for numbers and flags; arrays are left alone. For operators of torch, which say less.
+void check_values(const Table& table, nb::dict arguments);
+
 const Table& attention_table();
 const Table& qkv_prepare_table();
 const Table& merge_table();

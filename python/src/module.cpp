@@ -262,6 +262,9 @@ nb::dict describe(const Table& table) {
 
 void type_error(const std::string& message) { raise(classes().wrong_type, message, "invalid argument"); }
 void invalid_argument(const std::string& message) { raise(classes().invalid_argument, message, "invalid argument"); }
+void workspace_too_small(const std::string& message) {
+  raise(classes().error, message, attune_status_name(ATTUNE_WORKSPACE_TOO_SMALL));
+}
 
 void check(attune_status status) {
   if (status == ATTUNE_OK) return;
@@ -289,6 +292,7 @@ NB_MODULE(_core, m) {
   m.def("attention", &run_attention, nb::arg("arguments"), nb::arg("workspace").none(), nb::arg("stream").none());
   m.def("supported", &supported, nb::arg("arguments"), nb::arg("device").none());
   m.def("supported_by_capability", &supported_by_capability);
+  m.def("check_values", [](nb::dict arguments) { check_values(attention_table(), arguments); });
   m.def("validate", &validate, nb::arg("arguments"), nb::arg("stream").none());
   m.def("warm", &warm, nb::arg("descriptors"), nb::arg("device").none());
   m.def("attention_backward", &attention_backward, nb::arg("attention"), nb::arg("arguments"),

@@ -86,6 +86,14 @@ Workspace::Workspace(size_t bytes, const Arrays& arrays, nb::handle given, nb::h
     invalid_argument("workspace is on another device than the other arrays");
   data_ = tensor.data;
   size_ = static_cast<size_t>(tensor.shape[0]);
+  if (given.is_none()) return;
+  if (size_ < bytes)
+    workspace_too_small("workspace has " + std::to_string(size_) + " byte" + (size_ == 1 ? "" : "s") +
+                        "; it must have " + std::to_string(bytes));
+  const auto over = reinterpret_cast<uintptr_t>(data_) % static_cast<uintptr_t>(kAlignment);
+  if (over != 0 && data_ != nullptr)
+    invalid_argument("workspace is " + std::to_string(over) + " bytes beyond a multiple of " +
+                     std::to_string(static_cast<size_t>(kAlignment)) + "; it must be a multiple");
 }
 
 attune_attention read_attention(const Values& values, Arrays* arrays) {

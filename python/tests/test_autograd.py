@@ -4,6 +4,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -271,3 +272,26 @@ def test_what_is_stored_negated_is_refused_or_resolved():
         attune.attention(k, k, k, out=torch.imag(torch.zeros_like(stored).conj()))
     want = attune.attention(q.resolve_neg(), k, k)
     assert torch.equal(attune.attention(q, k.requires_grad_(), k), want)  # torch's dispatcher resolves it
+
+
+WRONG_VALUES = [{"softcap": "x"}, {"causal": "yes"}, {"causal": 2}, {"window_left": 1.5}, {"window_left": 2**70}, {"max_seqlen_kv": 2**70},
+                {"softmax_scale": 1e40}, {"head_dim_v": 7}, {"head_dim_v": -1}, {"head_dim_v": 2**40}, {"head_dim_v": "x"},
+                {"return_lse": "no"}]
+
+
+@pytest.mark.parametrize("wrong", WRONG_VALUES, ids=repr)
+def test_wrong_values_are_refused_as_without_gradients(wrong):
+    x = torch.randn(5, 4, 16)
+    said = []
+    for q in (x, x.clone().requires_grad_()):
+        with pytest.raises(attune.Error) as raised:
+            attune.attention(q, x, x, **wrong)
+        said.append((type(raised.value), str(raised.value)))
+    assert "head_dim_v" in wrong or said[0] == said[1]
+    assert said[0][0] is said[1][0] and next(iter(wrong)) in said[1][1]
+
+
+def test_numbers_of_numpy_beside_gradients():
+    x = torch.randn(5, 4, 16, requires_grad=True)
+    values = {"causal": np.bool_(True), "window_left": np.int64(3), "softmax_scale": np.float32(0.25), "head_dim_v": 16}
+    assert torch.equal(attune.attention(x, x, x, **values), attune.attention(x, x, x, causal=True, window_left=3, softmax_scale=0.25))

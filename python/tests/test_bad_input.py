@@ -84,7 +84,10 @@ ATTENTION = [
     ((Q, OddDevice("x"), V), {}, TypeError, "k cannot be read: its __dlpack_device__"),
     ((Q, K, V), {"sinks": OddDevice((None, 0))}, TypeError, "sinks cannot be read: its __dlpack_device__"),
     ((Q, attune.View(K, BadName()), V), {}, TypeError, "k cannot be read: .*odd"),
-    ((Q.astype(np.float64), K, V), {}, TypeError, "q has dtype float64"),
+    ((Q.astype(np.float64), K, V), {}, TypeError, "^q has dtype float64; allowed: float32, float16, bfloat16, float8_e4m3fn, "
+                                                  "float8_e5m2, int8$"),
+    ((Q, K.astype(np.float64), V), {}, TypeError, "^k has dtype float64; allowed: float32, float16, bfloat16, float8_e4m3fn, "
+                                                  "float8_e5m2, int8$"),
     ((Q.astype(">f4"), K, V), {}, TypeError, "q has dtype >f4"),
     ((np.array(["a"]), K, V), {}, TypeError, "q has dtype <U1"),
     ((Q.astype(object), K, V), {}, TypeError, "q has dtype object"),
@@ -115,6 +118,17 @@ ATTENTION = [
     ((Q, K, V), {"out": np.broadcast_to(Q[:1], Q.shape)}, ValueError, "out is read-only"),
     ((Q, K, V), {"causal": np.array([1, 0])}, TypeError, "causal is .*; a bool is expected"),
     ((Q, K, V), {"causal": "no"}, TypeError, "causal is 'no'; a bool is expected"),
+    ((Q, K, V), {"causal": 2}, TypeError, "causal is 2; a bool is expected"),
+    ((Q, K, V), {"causal": 1.0}, TypeError, "causal is 1.0; a bool is expected"),
+    ((Q, K, V), {"causal": []}, TypeError, r"causal is \[\]; a bool is expected"),
+    ((Q, K, V), {"causal": np.array(1.0)}, TypeError, "causal is .*; a bool is expected"),
+    ((Q, K, V), {"return_lse": "no"}, TypeError, "return_lse is 'no'; a bool is expected"),
+    ((Q, K, V), {"return_lse": 2}, TypeError, "return_lse is 2; a bool is expected"),
+    ((Q, K, V), {"return_max_logits": 1.0}, TypeError, "return_max_logits is 1.0; a bool is expected"),
+    ((Q, K, V), {"stream": 1}, ValueError, "^stream is 1, but the arrays are on the CPU, which has no streams$"),
+    ((Q, K, V), {"stream": "x"}, ValueError, "^stream is 'x', but the arrays are on the CPU, which has no streams$"),
+    ((Q,), scalar_lengths(cache=attune.KVCache(*TABLES, page_table=np.zeros((5, 1), np.int32)), cu_seqlens_kv=Q), ValueError,
+     "^cu_seqlens_kv is set, but k is absent"),
     ((Q, K, V), {"window_left": 1.5}, TypeError, "window_left is 1.5; an int is expected"),
     ((Q, K, V), {"softmax_scale": "1"}, TypeError, "softmax_scale is '1'; a float is expected"),
     ((Q, K, V), {"sinks": 1.0}, TypeError, "sinks is <class 'float'>; an array is expected"),
@@ -123,6 +137,8 @@ ATTENTION = [
     ((Q, K, V), {"prologue": {}}, TypeError, "^prologue is <class 'dict'>; an attune.Prologue is expected"),
     ((Q, K, V), {"workspace": [1]}, TypeError, "workspace is <class 'list'>; an array is expected"),
     ((Q, K, V), {"softmax_scale": 1e-50}, ValueError, "softmax_scale is 1e-50, which is 0 as a float32"),
+    ((Q, K, V), {"softmax_scale": 1e40}, ValueError, "softmax_scale is 1e[+]40, which is infinite as a float32; .* 3.4e38"),
+    ((Q, K, V), {"softmax_scale": float("inf")}, ValueError, "softmax_scale is inf; it must be finite"),
     ((Q, K, V), {"softcap": -1e-50}, ValueError, "softcap is -1e-50, which is 0 as a float32"),
     ((Q, K, V), {"scale": 1}, TypeError, "^'scale' is not an argument of this operation; did you mean softmax_scale[?]$"),
     ((Q, K, V), {"softmax_scal": 1}, TypeError, "; did you mean softmax_scale[?]$"),
@@ -187,7 +203,13 @@ OTHERS = {
     "cache_append": (lambda: attune.cache_append(attune.KVCache(*TABLES), None, slots=np.zeros(5, np.int64)), ValueError, "k is absent"),
     "indexer_topk": (lambda: attune.indexer_topk([1], [1], INDEX_CACHE, topk=1), TypeError, "q is <class 'list'>; an array is"),
     "topk": (lambda: attune.indexer_topk(Q, Q[..., 0], INDEX_CACHE, topk="x"), TypeError, "topk is 'x'; an int is expected"),
-    "topk -1": (lambda: attune.indexer_topk(Q, Q[..., 0], INDEX_CACHE, topk=-1), ValueError, "topk is -1"),
+    **{f"topk {topk}": (lambda topk=topk: attune.indexer_topk(Q, Q[..., 0], INDEX_CACHE, topk=topk), ValueError,
+                        f"topk is {topk}; 1..2147483647 is allowed") for topk in (-1, 0, 2**40)},
+    "scores of many": (lambda: attune.indexer_scores(Q, Q[..., 0], INDEX_CACHE, max_seqlen_kv=2**40), ValueError,
+                       "max_seqlen_kv is 1099511627776; 0..2147483647 is allowed"),
+    "a huge output": (lambda: attune.Plan(attune.Spec((2**40, 4, 16), "float32"), K, V), MemoryError,
+                      r"no memory for an array of shape \[1099511627776, 4, 16\] and dtype float32"),
+    "an output beyond all memory": (lambda: attune.Plan(attune.Spec((2**60, 4, 16), "float32"), K, V), ValueError, "cannot be made"),
     "no topk": (lambda: attune.indexer_topk(Q, Q[..., 0], INDEX_CACHE), ValueError, "topk and indices are None"),
     "indexer_scores": (lambda: attune.indexer_scores(Q, Q[..., 0], INDEX_CACHE, max_seqlen_kv="a"), TypeError,
                        "max_seqlen_kv is 'a'; an int is expected"),
@@ -195,6 +217,13 @@ OTHERS = {
     "rope_table": (lambda: attune.rope_table("3", 8), TypeError, "num_positions is '3'; an int is expected"),
     "rope_table -3": (lambda: attune.rope_table(-3, 8), ValueError, "num_positions is -3"),
     "rope_table dim": (lambda: attune.rope_table(3, 8.0), TypeError, "dim is 8.0; an int is expected"),
+    **{f"{name} {dim}": (lambda call=call, dim=dim: call(dim), ValueError, f"dim is {dim}; {said}")
+       for name, call in {"frequencies": attune.rope_frequencies, "rope_table": lambda dim: attune.rope_table(3, dim)}.items()
+       for dim, said in ((2**40, "2..65536 is allowed"), (0, "2..65536 is allowed"), (7, "it must be even"))},
+    "rope_table first": (lambda: attune.rope_table(3, 8, first_position=-5), ValueError, "first_position is -5; 0..2147483648 is"),
+    "rope_table like": (lambda: attune.rope_table(3, 8, like=3), TypeError, "like is <class 'int'>; an array is expected"),
+    "merge of a flag": (lambda: attune.merge(Q[None], Q[None, ..., 0], return_lse="no"), TypeError, "return_lse is 'no'; a bool"),
+    "validate on": (lambda: attune.validate(Q, K, V, stream=1), ValueError, "stream is 1, but the arrays are on the CPU"),
     "logn_table": (lambda: attune.logn_table("0", 3), TypeError, "max_position is '0'; an int is expected"),
     "alibi_slopes": (lambda: attune.alibi_slopes(0), ValueError, "num_heads is 0"),
     "t5_bucket": (lambda: attune.t5_bucket("1", 8, 8, True), TypeError, "relative_position is '1'; an int is expected"),
@@ -211,6 +240,13 @@ def test_others(name):
     with pytest.raises(kind, match=message) as raised:
         call()
     assert isinstance(raised.value, attune.Error)
+
+
+@pytest.mark.parametrize("true", [True, 1, np.bool_(True), np.int64(1), np.array(True)], ids=repr)
+def test_what_a_bool_may_be(true):
+    expected = attune.attention(Q, K, V, causal=True, return_lse=True)
+    for got, want in zip(attune.attention(Q, K, V, causal=true, return_lse=true, stream=0), expected):
+        assert np.array_equal(got, want)
 
 
 def test_empty_batches():

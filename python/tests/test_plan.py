@@ -84,15 +84,32 @@ def test_what_a_plan_refuses():
     plan = attune.Plan(q, cache=cache, seqused_kv=lengths)
     with pytest.raises(ValueError, match="out.shape"):
         plan.run(q=q[:2], cache=attune.KVCache(cache.k, cache.v, page_table=cache.page_table[:2]), seqused_kv=lengths[:2])
-    with pytest.raises(ValueError, match="differs from its plan on the axis 'mask': mask: causal$"):
+    with pytest.raises(ValueError, match="differs from its plan: mask is causal; the plan was made for none$"):
         plan.run(causal=True)
-    with pytest.raises(ValueError, match="differs from its plan on the axis 'output': the plan has output: lse$"):
+    with pytest.raises(ValueError, match="differs from its plan: lse is absent; the plan was made with it$"):
         attune.Plan(q, cache=cache, seqused_kv=lengths, return_lse=True).run(lse=None)
+    with pytest.raises(ValueError, match="differs from its plan: q.dtype is float16; the plan was made for float32$"):
+        plan.run(q=q.astype(np.float16))
+    with pytest.raises(ValueError, match="differs from its plan: batch_invariant is 1; the plan was made for 0$"):
+        plan.run(batch_invariant=True)
     with pytest.raises(TypeError, match="'quux' is not an argument"):
         plan.run(quux=1)
-    with pytest.raises(attune.Error, match="workspace_bytes is 1; the plan needs") as raised:
-        attune.Plan(q, cache=cache, seqused_kv=lengths, workspace=np.zeros(1, np.uint8)).run()
+    for named in ({"return_lse": "no"}, {"return_max_logits": 2}):
+        with pytest.raises(attune.WrongType, match="return_.* is .*; a bool is expected"):
+            attune.Plan(q, cache=cache, seqused_kv=lengths, **named)
+
+
+def test_a_workspace_is_refused_when_the_plan_is_made():
+    q, cache, lengths = decode()
+    size = attune.Plan(q, cache=cache, seqused_kv=lengths).workspace_size
+    with pytest.raises(attune.Error, match=f"workspace has 1 byte; it must have {size}$") as raised:
+        attune.Plan(q, cache=cache, seqused_kv=lengths, workspace=np.zeros(1, np.uint8))
     assert raised.value.status == "workspace too small"
+    room = np.zeros(size + 512, np.uint8)
+    begin = -room.ctypes.data % 256
+    with pytest.raises(attune.InvalidArgument, match="workspace is 64 bytes beyond a multiple of 256; it must be a multiple$"):
+        attune.Plan(q, cache=cache, seqused_kv=lengths, workspace=room[begin + 64 :])
+    attune.Plan(q, cache=cache, seqused_kv=lengths, workspace=room[begin : begin + size]).run()
 
 
 def test_an_array_replaced_after_planning_is_seen():

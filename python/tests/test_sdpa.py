@@ -234,6 +234,9 @@ def test_other_things_are_refused_by_name():
     q, k, v = qkv((2, 4, 5, 16), (2, 4, 7, 16))
     for kind, message, arguments, options in [
         (NotImplementedError, "dropout_p is 0.1; 0 is supported", (q, k, v), {"dropout_p": 0.1}),
+        *((TypeError, "^scale is 'x'; a float is expected", (q.clone().requires_grad_(grad), k, v), {"scale": "x"}) for grad in (False, True)),
+        (TypeError, "^is_causal is 'no'; a bool is expected", (q, k, v), {"is_causal": "no"}),
+        (TypeError, "^enable_gqa is 2; a bool is expected", (q, k, v), {"enable_gqa": 2}),
         (ValueError, "attn_mask is given, and is_causal is True", (q, k, v, torch.zeros(5, 7)), {"is_causal": True}),
         (ValueError, r"attn_mask has dtype torch.float64; torch.bool, torch.float32", (q, k, v, torch.zeros(5, 7).double()), {}),
         (ValueError, r"attn_mask has shape \[1, 1, 5, 6\], which does not broadcast to \[2, 4, 5, 7\]", (q, k, v, torch.zeros(5, 6)), {}),

@@ -9,6 +9,7 @@ Saved for the backward are the inputs, out and lse, nothing else.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from .._errors import InvalidArgument, Unsupported, WrongType
 from ._gradients import ARRAYS, GRADIENTS, TABLES, VALUES
 
 _INPUTS = (*GRADIENTS, *ARRAYS)
+_PLAIN: dict[str, Any] = {"bool?": bool, "int?": operator.index, "float?": float}  # what the operator takes for numpy's numbers
 
 
 def wanted(q: Any, k: Any, v: Any, fields: dict[str, Any]) -> bool:
@@ -55,8 +57,14 @@ def attention(arguments: dict[str, Any], out_dtype: Any, return_lse: bool, retur
     for name in "kv":
         if name not in arguments:
             raise InvalidArgument(f"{name} is None, and {_first_wanted(arguments)} requires grad: the backward needs q, k and v")
-    dtype = getattr(torch, out_dtype) if isinstance(out_dtype, str) else out_dtype
     values = {name: value for name, value in arguments.items() if name in VALUES or name not in _core.fields["attune_attention"]}
+    if not torch.compiler.is_compiling():
+        _core.check_values(arguments)  # in the words of calls without gradients; what passes the operator takes
+        values = {name: _PLAIN[VALUES[name]](value) if name in VALUES else value for name, value in values.items()}
+    width = arguments.get("head_dim_v")
+    if width and width != arguments["v"].shape[-1]:
+        raise InvalidArgument(f"head_dim_v is {width}, but v has {arguments['v'].shape[-1]}")
+    dtype = getattr(torch, out_dtype) if isinstance(out_dtype, str) else out_dtype
     out, lse = torch.ops.attune.attention_with_backward(*map(arguments.get, _INPUTS), **values, out_dtype=dtype)
     return (out, lse) if return_lse else out
 

@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
-from .._errors import InvalidArgument, Unsupported, WrongType
+from .._errors import InvalidArgument, Unsupported, WrongType, flag
 from . import torch_masks
 
 def scaled_dot_product_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: Any, dropout_p: float, is_causal: bool,
                                  scale: float | None, enable_gqa: bool) -> torch.Tensor:
+    if scale is not None and not isinstance(scale, (float, int)) and not hasattr(scale, "__float__"):
+        raise WrongType(f"scale is {scale!r}; a float is expected")
+    is_causal, enable_gqa = flag("is_causal", is_causal), flag("enable_gqa", enable_gqa)
     if dropout_p:
         raise Unsupported(f"dropout_p is {dropout_p}; 0 is supported")
     if attn_mask is not None and is_causal:
