@@ -63,20 +63,40 @@ std::string source_of(const cuda::KernelSpec& spec) {
   return (is_of_tests(spec) ? ATTUNE_SOURCE_DIR "/tests" : kernel_folder()) + "/" + spec.source;
 }
 
-// The compiler with its options, but for the module's own.
-std::string compiler() {
+// What compiles a module with what options, but for the module's own.
+struct Compiler {
+  std::string command;
+  bool is_clang;
+};
+
+// clang with -O0 takes a third of the time that gcc takes with -Og or -O0, but its kernels run for a third longer, or
+// three times as long, which the gradients and the oracles do not make up for. Of a module that is watched the shadow
+// knows what the tests' own compiler tells of loads and stores.
+bool takes_quick_compiler(const cuda::KernelSpec& spec) {
+  return ATTUNE_EMULATOR_CLANG != 0 && !is_watched() && !names_the_line() && !spec.source.starts_with("backward/") &&
+         !spec.source.starts_with("check/");
+}
+
+Compiler compiler_of(const cuda::KernelSpec& spec) {
   const fs::path root = ATTUNE_SOURCE_DIR;
+  const bool quick = takes_quick_compiler(spec);
+#ifdef __clang__
+  const bool is_clang = true;
+#else
+  const bool is_clang = quick;
+#endif
   // Of one that is watched, the loads and stores. Else their alignment, by one instruction where it is wrong: code that
   // reports it took a quarter of the compiler's time.
-  const char* const checks = is_watched()       ? "-g1 -fsanitize=thread -DATTUNE_EMULATOR_RACES"
-                             : names_the_line() ? "-fsanitize=alignment -fno-sanitize-recover=alignment"
-                                                : "-fsanitize=alignment -fsanitize-undefined-trap-on-error";
-  std::string command = std::string(ATTUNE_CXX_COMPILER " -std=c++20 -Og -nostdinc++ -fPIC -fvisibility=hidden -w ") +
-                        checks +
+  const char* const checks = is_watched()       ? "-Og -g1 -fsanitize=thread -DATTUNE_EMULATOR_RACES"
+                             : names_the_line() ? "-Og -fsanitize=alignment -fno-sanitize-recover=alignment"
+                             : quick            ? "-O0 -fsanitize=alignment -fsanitize-trap=alignment"
+                                                : "-Og -fsanitize=alignment -fsanitize-undefined-trap-on-error";
+  std::string command = std::string(quick ? ATTUNE_EMULATOR_CXX : ATTUNE_CXX_COMPILER) +
+                        " -std=c++20 -nostdinc++ -fPIC -fvisibility=hidden -w " + checks +
                         " -DATTUNE_EMULATED_SHARED=static -D__CUDA_ARCH__=" + std::to_string(10 * capability());
   for (const std::string& folder : {(root / "tests/emulator").string(), (root / "tests").string(), kernel_folder()})
     command += " -I'" + folder + "'";
-  return command;
+  return {command, is_clang};
 }
 
 // Compiles a module and links it, but for its name. What a module calls is in the program, but for the sanitizer's.
@@ -100,7 +120,8 @@ std::string prelude_key(const std::string& compiler) {
     for (const auto& file : fs::directory_iterator(instructions)) paths.insert(file.path());
     for (const fs::path& path : paths) hash.update_field(path.string()).update_field(read_file(path));
   }
-  return cuda::to_hex(hash.update_field(compiler).update_field(__VERSION__).finish()).substr(0, 32);
+  return cuda::to_hex(hash.update_field(compiler).update_field(__VERSION__ ATTUNE_EMULATOR_CXX_VERSION).finish())
+      .substr(0, 32);
 }
 
 // Of all that a module is made from: the prelude, the command, the kernel's sources.
@@ -132,19 +153,18 @@ void remove_older(const fs::path& newest, const std::string& beginning) {
   }
 }
 
-std::string kind_of_modules() { return cat(is_watched() ? "w" : names_the_line() ? "n" : "", capability(), "-"); }
+std::string kind_of(const cuda::KernelSpec& spec) {
+  const char* const mode = is_watched() ? "w" : names_the_line() ? "n" : takes_quick_compiler(spec) ? "q" : "";
+  return cat(mode, capability(), "-");
+}
 
 // A header beside what the compiler has made of it. Where it cannot use that, it reads the header.
-fs::path prelude_of(const fs::path& folder, const std::string& compiler, const std::string& key) {
-#ifdef __clang__
-  const char* const extension = ".pch";
-#else
-  const char* const extension = ".gch";
-#endif
-  const std::string name = "prelude" + kind_of_modules(), source = ATTUNE_SOURCE_DIR "/tests/emulator/prelude.h";
+fs::path prelude_of(const fs::path& folder, const Compiler& compiler, const std::string& kind, const std::string& key) {
+  const char* const extension = compiler.is_clang ? ".pch" : ".gch";
+  const std::string name = "prelude" + kind, source = ATTUNE_SOURCE_DIR "/tests/emulator/prelude.h";
   const fs::path header = folder / (name + key + ".h"), made = header.string() + extension;
   if (fs::exists(made) && fs::exists(header)) return header;
-  make_file(made, compiler + " -x c++-header '" + source + "'", "prelude.h");
+  make_file(made, compiler.command + " -x c++-header '" + source + "'", "prelude.h");
   const fs::path scratch = header.string() + "." + std::to_string(getpid());
   std::ofstream(scratch) << "#include \"" << source << "\"\n";
   fs::rename(scratch, header);
@@ -154,15 +174,15 @@ fs::path prelude_of(const fs::path& folder, const std::string& compiler, const s
 
 // Every test is a process of its own, and many ask for the same modules: they stay beside the program.
 fs::path module_of(const cuda::KernelSpec& spec) {
-  const std::string compiler_of_all = compiler(), command = module_command(spec),
-                    prelude = prelude_key(compiler_of_all);
+  const Compiler compiler = compiler_of(spec);
+  const std::string command = module_command(spec), kind = kind_of(spec), prelude = prelude_key(compiler.command);
   const std::string name =
-      cuda::to_hex(cuda::sha256(cuda::module_name({spec.source, spec.defines}))).substr(0, 16) + kind_of_modules();
+      cuda::to_hex(cuda::sha256(cuda::module_name({spec.source, spec.defines}))).substr(0, 16) + kind;
   const fs::path folder = fs::path(cuda::library_directory()) / "emulated",
                  module = folder / (name + module_key(spec, prelude, command) + ".so");
   if (fs::exists(module)) return module;
-  const fs::path header = prelude_of(folder, compiler_of_all, prelude);
-  make_file(module, compiler_of_all + " -include '" + header.string() + "'" + command, cuda::spec_name(spec));
+  const fs::path header = prelude_of(folder, compiler, kind, prelude);
+  make_file(module, compiler.command + " -include '" + header.string() + "'" + command, cuda::spec_name(spec));
   remove_older(module, name);
   return module;
 }
@@ -180,7 +200,7 @@ void find_static_shared(void* handle) {
   }
 }
 
-// An instruction that says that something is wrong (compiler()): what it was, before the program ends as it would.
+// An instruction that says that something is wrong (compiler_of()): what it was, before the program ends as it would.
 void say_what_ended(int signal, siginfo_t* info, void*) {
   Dl_info where{};
   if (dladdr(info->si_addr, &where) != 0 && where.dli_fname != nullptr) {
