@@ -124,7 +124,7 @@ void warm_up(const StressOptions& options, const std::set<std::string>& planned,
   std::vector<attune_attention> descriptors;
   std::vector<cases::Case> backward;
   for (uint64_t index = 0; index < static_cast<uint64_t>(6 * options.configurations); ++index) {
-    const cases::Case spec = cases::serving_case(0, index, options.configurations, 2000);
+    const cases::Case spec = cases::serving_case(options.seed, index, options.configurations, 2000);
     const std::string operation = cases::operation_name(spec);
     if (planned.count(operation) == 0) continue;
     if (spec.backward.on && cases::why_not_covered(spec, device).empty()) backward.push_back(spec);

@@ -133,7 +133,7 @@ TEST(Architecture, BatchesOfServersReachAllKernels) {
   std::map<std::string, int> taken, with_prologue, on_hopper;
   int several_short_prompts = 0;
   for (uint64_t i = 0; i < 1000; ++i) {
-    const cases::Case spec = cases::serving_case(1, i, 200, 1500);
+    const cases::Case spec = cases::serving_case(i % 8, i, 200, 3000);
     if (std::string_view(cases::operation_name(spec)) != kAttention) continue;
     cases::Problem problem(spec);
     const Problem p = make_problem(problem.host(), Data::kRequired);

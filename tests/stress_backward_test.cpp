@@ -17,7 +17,7 @@ using cases::Case;
 std::vector<Case> drawn(uint64_t count) {
   std::vector<Case> list;
   for (uint64_t index = 0; list.size() < count; ++index) {
-    Case c = cases::serving_case(3, index, 64, 3000);
+    Case c = cases::serving_case(3, index, 64, 20000);
     if (c.backward.on) list.push_back(std::move(c));
   }
   return list;

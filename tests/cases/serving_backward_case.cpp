@@ -40,7 +40,7 @@ void draw_scores(Random& r, Case& c) {
 void draw_masks(Random& r, Case& c) {
   c.causal = r.chance(0.65);
   if (r.chance(0.25)) c.window_left = r.pick<int64_t>({0, 15, 127, 500});
-  if (r.chance(0.1)) c.window_right = r.pick<int64_t>({0, 3, 100});
+  if (r.chance(c.window_left >= 0 && !c.causal ? 0.6 : 0.1)) c.window_right = r.pick<int64_t>({0, 3, 100});
   if (r.chance(0.1)) c.mask_bits = r.pick<int>({1, 2});
 }
 
@@ -97,7 +97,7 @@ void draw_sequences(Random& r, Case& c, int64_t budget) {
   const bool self = packed || r.chance(0.6);                              // of as many queries as keys
   const bool training = r.chance(0.4);                                    // sequences that fill their length
   const bool tables = c.bias > 0 || c.mask_bits > 0 || c.new_token_bias;  // of the longest sequence squared
-  const auto longest = std::min<int64_t>(r.pick<int64_t>({70, 600, 3000, 3000, 3000}), tables ? 300 : 3000);
+  const auto longest = std::min<int64_t>(r.pick<int64_t>({70, 600, 3000, 3000, 6000}), tables ? 300 : 6000);
   const auto most_sequences = std::min<int64_t>(r.pick<int64_t>({1, 3, 20, 100, 400}), tables ? 12 : 400);
   const auto draw = [&](int64_t most) {
     most = std::max<int64_t>(most, 1);
@@ -105,7 +105,9 @@ void draw_sequences(Random& r, Case& c, int64_t budget) {
     return training ? r.integer((most + 1) / 2, most) : draw_length(r, most);
   };
   const double work_of_pair = static_cast<double>(c.num_heads_q * (c.head_dim_qk + c.head_dim_v));
-  double work = static_cast<double>(budget) * kWorkOfBudget * (asks_for_tables(c) ? kOfTables : 1);
+  // Many heads get more, as else no sequence of theirs is long.
+  const double share = asks_for_tables(c) ? kOfTables : c.causal && c.num_heads_kv >= 8 ? 3 : 1;
+  double work = static_cast<double>(budget) * kWorkOfBudget * share;
   // A row is made, and looked at, by the host.
   int64_t rows = std::max<int64_t>(8, 512 * budget / (c.num_heads_q * std::max(c.head_dim_qk, c.head_dim_v)));
   const int64_t fixed_q = std::min(draw(longest), std::max<int64_t>(1, rows / most_sequences));

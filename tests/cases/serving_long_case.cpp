@@ -38,6 +38,10 @@ Case serving_long_case(Random& r, uint64_t configuration) {
     left -= n;
   }
   r.shuffle(c.seqlens_q);
+  if (c.kv == KvSource::kDense && r.chance(0.3)) {
+    c.queries = QueryShape::kFixed;
+    std::fill(c.seqlens_q.begin(), c.seqlens_q.end(), total / c.batch());
+  }
   if (c.kv == KvSource::kDense) c.seqlens_kv = c.seqlens_q;
   for (size_t b = 0; b < c.seqlens_q.size(); ++b)
     if (c.kv != KvSource::kDense && !c.new_tokens) c.seqlens_kv[b] = std::max(c.seqlens_kv[b], c.seqlens_q[b]);
