@@ -342,7 +342,8 @@ TEST(BackwardErrors, RunsFitTheirPlans) {
     EXPECT_NE(std::string(attune_last_error()).find(message), std::string::npos) << attune_last_error();
   };
   refused([](BackwardCall& c) { c.attention.causal = 0; }, "mask is none; the plan was made for causal");
-  refused([](BackwardCall& c) { c.attention.sinks = c.op.dsinks = {}; }, "score is scale; the plan was made for scale, sinks");
+  refused([](BackwardCall& c) { c.attention.sinks = c.op.dsinks = {}; },
+          "score is scale; the plan was made for scale, sinks");
   refused([](BackwardCall& c) { c.op.dk = {}; }, "dk is absent; in the plan it is float32");
   refused(
       [](BackwardCall& c) {
@@ -373,6 +374,24 @@ TEST(BackwardErrors, KernelsAreForcedByOperation) {
   ASSERT_EQ(setenv("ATTUNE_KERNEL", "cloud", 1), 0);
   EXPECT_EQ(attune_attention_backward_supported(call.linked(), kCpu), ATTUNE_UNSUPPORTED);
   ASSERT_EQ(unsetenv("ATTUNE_KERNEL"), 0);
+}
+
+// A P that a rounded lse makes is at most 1, however large the scores are.
+TEST(BackwardContents, ABiasOfAnySizeOnAllKeysGivesNumbers) {
+  for (const double bias : {-1e9, -1e10, -1e20, -3.38e38, 1e10}) {
+    BackwardProblem problem(make_case(R"({"name": "x", "heads": [2, 1], "head_dim": [40, 40], "seqlens_q": [20],
+        "seqlens_kv": [75], "bias": 1, "aux_dtype": "f32", "backward": {}})"));
+    cases::for_each_element(problem.host().attention.bias,
+                            [&](const int64_t*, void* at) { cases::encode(ATTUNE_FLOAT32, bias, at); });
+    cases::for_each_element(problem.host().attention.lse,
+                            [&](const int64_t*, void* at) { cases::encode(ATTUNE_FLOAT32, bias, at); });
+    problem.arena().upload();
+    const BackwardCall call = problem.device();
+    ASSERT_EQ(cases::run(call, cases::host_memory()), "");
+    for (const attune_tensor& t : {call.op.dq, call.op.dk, call.op.dv}) {
+      for (const double x : gather_values(t)) ASSERT_TRUE(std::isfinite(x)) << bias;
+    }
+  }
 }
 
 TEST(BackwardErrors, WhatCudaLacks) {

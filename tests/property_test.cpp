@@ -301,6 +301,24 @@ size_t planned_workspace(int64_t seqlen, attune_dtype dtype) {
   return bytes;
 }
 
+// As a mask of floats for a row of padding has it: all keys alike, and far below, down to the lowest number.
+TEST_P(Property, ABiasOfAnySizeOnAllKeysGivesTheMeanOfTheValues) {
+  for (const double bias : {-1e4, -1e9, -1e10, -1e20, -2.3e38, -3.38e38, 1e10, 1e30}) {
+    Problem problem(make_case(row(GetParam(), R"("heads": [2, 1], "head_dim": [40, 40], "seqlens_q": [20],
+        "seqlens_kv": [75], "data": "equal", "bias": 1, "aux_dtype": "f32")")));
+    cases::for_each_element(problem.host().bias,
+                            [&](const int64_t*, void* at) { cases::encode(ATTUNE_FLOAT32, bias, at); });
+    problem.arena().upload();
+    plan_and_run(problem.device());
+    const std::vector<double> v = gather_values(problem.device().v), out = gather_values(problem.device().out);
+    for (size_t n = 0; n < out.size(); ++n) {
+      double mean = 0;
+      for (size_t key = 0; key < 75; ++key) mean += v[key * 40 + n % 40] / 75;
+      ASSERT_NEAR(out[n], mean, 0.01) << bias << ", element " << n;
+    }
+  }
+}
+
 TEST(Memory, OfALongPrefillGrowsWithTilesNotWithItsSquare) {
   for (const attune_dtype dtype : {ATTUNE_FLOAT32, ATTUNE_BFLOAT16}) {
     const size_t small = planned_workspace(4096, dtype), large = planned_workspace(32768, dtype);

@@ -96,7 +96,7 @@ struct Rows {
     add_alibi(score, slope_of(p, b, pair.head), static_cast<float>(s.num_keys - s.num_q + pair.row - pair.key));
     add_tables(score, p, s, pair.head, pair.row, pair.key);
     if (stats.lse2 == ptx::infinity() || score.value == -ptx::infinity()) return false;
-    const float a = ptx::exp2_approx(score.value - stats.lse2), share = share_of(stats);
+    const float a = weight_of(score.value, stats.lse2), share = share_of(stats);
     probability = a * share;
     ds = a * score.slope * (share * dout.dot(v) - stats.delta);
     return true;

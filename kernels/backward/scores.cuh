@@ -4,6 +4,7 @@
 
 #include "backward/rows.cuh"
 #include "common/kinds.h"
+#include "common/row_max.cuh"
 #include "common/score_terms.cuh"
 #include "common/softcap.cuh"
 
@@ -56,6 +57,13 @@ __device__ __forceinline__ void add_tables(Score& score, const BackwardParams& p
     score.value += common::table_terms<ATTUNE_SCORE>(p, head, row, first_position, key, first_position + row - key) *
                    common::kLog2e;
   }
+}
+
+// 2^(score - lse), which is P but for a sink. A bias of -1e10 on all keys leaves more between a score and its rounded
+// lse than a power of two can hold: P of such a row is at most 1.
+__device__ __forceinline__ float weight_of(float score, float lse2) {
+  const float x = score - lse2;
+  return ptx::exp2_approx(kTables && x > 0.0f && common::is_large(lse2) ? 0.0f : x);
 }
 
 }  // namespace attune::backward

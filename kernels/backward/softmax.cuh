@@ -177,7 +177,7 @@ class Softmax {
           add_alibi(score, slope, ahead + static_cast<float>(kToQuery * (i / 4 * 8 + e - i / 2 % 2 * 8)));
           add_tables(score, coords.p, coords.work.s, coords.head, WorkTile::query(resident, other),
                      WorkTile::key(resident, other));
-          const float a = ptx::exp2_approx(score.value - stats.lse2);
+          const float a = weight_of(score.value, stats.lse2);
           p[e] = a * share_of(stats);
           s[i + e] = a * score.slope;
         }

@@ -5,6 +5,7 @@
 #include "common/attention_params.h"
 #include "common/element.cuh"
 #include "common/kinds.h"
+#include "ptx/math.cuh"
 
 namespace attune::common {
 
@@ -24,7 +25,8 @@ __device__ __forceinline__ int t5_bucket(const kernels::T5Table& t, int relative
   return offset + bucket;
 }
 
-// The sum of the bias terms in natural units, for query `query` of a sequence whose query 0 is at first_position.
+// The sum of the bias terms in natural units, for query `query` of a sequence whose query 0 is at first_position. In
+// base 2 the lowest numbers would be -inf, which hides a key: they become the lowest that is not.
 template <unsigned kScore>
 __device__ __forceinline__ float table_terms(const kernels::AttentionParams& p, int head, int query, int first_position,
                                              int key, int distance) {
@@ -37,7 +39,8 @@ __device__ __forceinline__ float table_terms(const kernels::AttentionParams& p, 
     x += load_element(p.t5.dtype, p.t5.data + head * p.t5.head_stride + t5_bucket(p.t5, -distance) * p.t5.bucket_stride,
                       0);
   }
-  return x;
+  constexpr float kLowest = -2.2e38f;
+  return x < kLowest && x != -ptx::infinity() ? kLowest : x;
 }
 
 }  // namespace attune::common

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recomputes rows with non-finite outputs. P is 0 if a row of the block may not see a key, but 0 times a NaN or
 // infinite V is NaN. Such rows are recomputed key by key, from visible keys alone. This is slow, and needed only if V
-// has such values, or if scores rise by more than fp32 holds from one key tile to the next.
+// has such values, if scores rise by more than fp32 holds from one key tile to the next, or if they are beyond 2^24.
 #pragma once
 
 #include "prefill/epilogue_store.cuh"
@@ -14,7 +14,8 @@ class NonfiniteRows {
   // Whether row_sum is tested too. With a deferred max finite P may have an infinite sum; P in e4m3 is always finite.
   static constexpr bool kLooksAtSum = Config::kFp8 || Config::kDeferredMax || Config::kDeferredMaxSoftcap;
 
-  // Finds the thread's rows with a non-finite output, or with a non-finite row_sum if O may be finite beside it.
+  // Finds the thread's rows with a non-finite output, with a non-finite row_sum if O may be finite beside it, or with
+  // large scores. Called after the mainloop.
   __device__ __forceinline__ explicit NonfiniteRows(const Rows& rows, const Accumulators& a) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -23,6 +24,7 @@ class NonfiniteRows {
       for (int i = 0; i < Config::kChannels / 4; ++i)  // NaN if one is not finite
         probe[i % 4] = fmaf(a.o[i / 2 * 4 + 2 * h + i % 2], 0.0f, probe[i % 4]);
       if constexpr (kLooksAtSum) probe[0] = fmaf(a.row_sum[h], 0.0f, probe[0]);
+      probe[1] += common::nan_if_large(a.row_max[h]);
       nonfinite_[h] = rows.token[h] >= 0 && (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f;
     }
   }

@@ -169,7 +169,7 @@ void softmax_bf16(const SoftmaxTile& t) {
     const int end = begin + kSoftmaxRows < t.m ? begin + kSoftmaxRows : t.m;
     float tile_max[kSoftmaxRows];
     for (int i = begin; i < end; ++i)
-      tile_max[i - begin] = row_max(t.s + static_cast<int64_t>(i) * t.lds, t.n) * t.scale2;
+      tile_max[i - begin] = scaled_score(row_max(t.s + static_cast<int64_t>(i) * t.lds, t.n), t.scale2);
     for (int i = begin; i < end; ++i) {
       const float old_max = t.row_max[i];
       const float max = tile_max[i - begin] > old_max ? tile_max[i - begin] : old_max;
@@ -182,7 +182,10 @@ void softmax_bf16(const SoftmaxTile& t) {
       // A row that has seen no key has only -inf (or NaN) scores. With 0 in place of the max they give 0 (or NaN).
       const float offset = max == -__builtin_huge_valf() ? 0.0f : max;
       bf16_t* p = static_cast<bf16_t*>(t.p) + static_cast<int64_t>(i) * t.ldp;
-      t.row_sum[i] += exp2_row(t.s + static_cast<int64_t>(i) * t.lds, t.n, t.scale2, offset, t.v_scale, p);
+      float* const row = t.s + static_cast<int64_t>(i) * t.lds;
+      const bool fused = __builtin_fabsf(offset) < kMostFused;
+      for (int j = 0; !fused && j < t.n; ++j) row[j] = scaled_score(row[j], t.scale2);
+      t.row_sum[i] += exp2_row(row, t.n, fused ? t.scale2 : 1.0f, offset, t.v_scale, p);
     }
   }
 }

@@ -89,6 +89,15 @@ HWY_INLINE VF at_least(VF low, VF x) {
 #endif
 }
 
+// The same for a largest value.
+HWY_INLINE VF at_most(VF high, VF x) {
+#if HWY_TARGET <= HWY_SSSE3
+  return hn::Min(high, x);
+#else
+  return hn::IfThenElse(hn::Gt(x, high), high, x);
+#endif
+}
+
 // max(a, b), which ignores a NaN in `a`; b is never NaN.
 HWY_INLINE VF max_skipping_nan(VF a, VF b) {
 #if HWY_TARGET <= HWY_SSSE3

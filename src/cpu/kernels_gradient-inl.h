@@ -19,6 +19,8 @@ HWY_INLINE void gradient_row(const GradientTile& t, int i) {
   const DF d;
   const VF none = hn::Set(d, kMinusInf), zero = hn::Zero(d), one = hn::Set(d, 1.0f);
   const VF scale = hn::Set(d, t.scale2), lse = hn::Set(d, t.lse2[i]);
+  // What lies between a large score and its rounded lse may be more than 2^ can hold: P of such a row is at most 1.
+  const VF most = hn::Set(d, fabsf(t.lse2[i]) < kMostFused ? -kMinusInf : 0.0f);
   const VF share = hn::Set(d, t.share[i]), delta = hn::Set(d, t.delta[i]);
   const VF per_cap = hn::Set(d, kCapped ? 1.0f / t.cap : 0.0f);
   const int64_t row = static_cast<int64_t>(i) * t.ld;
@@ -29,7 +31,7 @@ HWY_INLINE void gradient_row(const GradientTile& t, int i) {
     const VF score = hn::LoadU(d, s + j);
     auto seen = hn::Not(hn::Eq(score, none));  // not Ne, which may be false for NaN: a NaN is visible
     if (j + kLanes > t.n) seen = hn::And(seen, hn::FirstN(d, static_cast<size_t>(HWY_MAX(t.n - j, 0))));
-    const VF a = exp2(hn::MulSub(score, scale, lse));
+    const VF a = exp2(at_most(most, hn::MulSub(score, scale, lse)));
     VF gradient = hn::Mul(a, hn::MulSub(share, hn::LoadU(d, g + j), delta));
     if (kCapped) {
       const VF x = hn::Mul(hn::LoadU(d, t.capped + row + j), per_cap);

@@ -94,9 +94,9 @@ HWY_INLINE float exp2_row(const float* s, int n, float scale, float max, const f
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
-// Scales the scores where the scale is not positive: -inf must still mean "not seen" there.
+// Scales the scores where the scale is not positive, or they are large: -inf must still mean "not seen", and no other.
 HWY_INLINE void apply_scale(float* s, int n, float scale) {
-  for (int j = 0; j < n; ++j) s[j] = s[j] == kMinusInf ? kMinusInf : s[j] * scale;
+  for (int j = 0; j < n; ++j) s[j] = scaled_score(s[j], scale);
 }
 
 // Rows whose maxima are found before their exponentials: one row's chain of operations is long, eight rows overlap.
@@ -112,7 +112,8 @@ HWY_INLINE void softmax_rows(const SoftmaxTile& t) {
   for (int begin = 0; begin < t.m; begin += kSoftmaxRows) {
     const int end = HWY_MIN(begin + kSoftmaxRows, t.m);
     float tile_max[kSoftmaxRows];
-    for (int i = begin; i < end; ++i) tile_max[i - begin] = row_max(t.s + static_cast<int64_t>(i) * t.lds, t.n) * scale;
+    for (int i = begin; i < end; ++i)
+      tile_max[i - begin] = scaled_score(row_max(t.s + static_cast<int64_t>(i) * t.lds, t.n), scale);
     for (int i = begin; i < end; ++i) {
       P* p = static_cast<P*>(t.p) + static_cast<int64_t>(i) * t.ldp;
       const float old_max = t.row_max[i];
@@ -125,7 +126,10 @@ HWY_INLINE void softmax_rows(const SoftmaxTile& t) {
       }
       // A row that has seen no key has only -inf (or NaN) scores. With 0 in place of the max they give 0 (or NaN).
       const float offset = max == kMinusInf ? 0.0f : max;
-      t.row_sum[i] += exp2_row(t.s + static_cast<int64_t>(i) * t.lds, t.n, scale, offset, t.v_scale, p);
+      float* const row = t.s + static_cast<int64_t>(i) * t.lds;
+      const bool fused = fabsf(offset) < kMostFused;
+      if (!fused) apply_scale(row, t.n, scale);
+      t.row_sum[i] += exp2_row(row, t.n, fused ? scale : 1.0f, offset, t.v_scale, p);
       if (sizeof(P) == sizeof(bf16_t) && t.n % 2 != 0) p[t.n] = 0;
     }
   }

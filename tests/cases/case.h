@@ -159,7 +159,7 @@ struct Case : MaskSpec, ScoreSpec {
   bool max_seqlens = false;     // max_seqlen_q and max_seqlen_kv are given
   std::string plant;            // "nan_k", "nan_v", "inf_v": one bad key that is visible
   std::string data = "normal";  // "equal" (all scores equal), "spread" (scores apart by hundreds), "far" (by ten
-                                // thousands), "ones_v" (V = 1)
+                                // thousands), "huge" (by 1e10, but fp16's), "ones_v" (V = 1)
   bool poison = true;
 
   int64_t batch() const { return static_cast<int64_t>(seqlens_q.size()); }

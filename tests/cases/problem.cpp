@@ -114,7 +114,8 @@ void Problem::build_queries() {
   }
   // 8-bit inputs are codes; their scales bring them back to about 1.
   const double magnitude = c.dtype == ATTUNE_INT8 ? 32.0 : 1.0;
-  const double q_magnitude = magnitude * (c.data == "spread" ? 30.0 : c.data == "far" ? 3000.0 : 1.0);
+  const double q_magnitude =
+      magnitude * (c.data == "spread" ? 30.0 : c.data == "far" ? 3000.0 : c.data == "huge" ? 1e10 : 1.0);
   for (int64_t b = 0; b < c.batch(); ++b) {
     if (is_inactive(c, b) && c.poison) continue;
     for (int64_t i = 0; i < c.seqlens_q[static_cast<size_t>(b)]; ++i) {

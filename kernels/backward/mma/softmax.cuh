@@ -88,7 +88,7 @@ __device__ __forceinline__ void make_p_and_ds(const BackwardParams& p, const Wor
         } else {
           if (kTables && counts) add_tables(score, p, w.s, head, query, key);
         }
-        const float a = ptx::exp2_approx(score.value - of.lse2), share = share_of(of);
+        const float a = weight_of(score.value, of.lse2), share = share_of(of);
         const float ds = a * score.slope * (share * y - of.delta);
         x = counts ? a * share : 0.0f;
         if constexpr (Config::kOfTables) {

@@ -86,7 +86,8 @@ __device__ __forceinline__ void recompute_rows(const WorkTileParams& p, const Wo
   unsigned nonfinite[2];  // a bit for each lane
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float probe = 0.0f * state.row_sum[0][h];  // NaN if one is not finite
+    // NaN if one is not finite, or the scores are large.
+    float probe = fmaf(0.0f, state.row_sum[0][h], common::nan_if_large(state.row_max_ref[0][h]));
 #pragma unroll
     for (int c = 0; c < 2 * Config::kBlocksV; ++c) {
       probe = fmaf(state.o[0][c][2 * h], 0.0f, probe);
