@@ -79,6 +79,7 @@ TEST_F(EmulatedPrefill, ScoresOfAllSizes) {
   for (const char* rest :
        {R"("data": "spread", "dtype": "bf16")", R"("data": "far", "dtype": "f16")",
         R"("data": "far", "dtype": "bf16", "window": [2, 0])", R"("data": "ones_v", "dtype": "bf16")",
+        R"("data": "huge", "dtype": "bf16", "window": [2, 0])", R"("data": "huge", "dtype": "bf16")",
         R"("plant": "nan_v", "dtype": "f16")", R"("plant": "nan_k", "dtype": "bf16")",
         R"("plant": "nan_k", "dtype": "bf16", "window": [0, 0], "max_logits": true)",
         R"("softmax_scale": 3, "dtype": "f16", "sinks": "normal")", R"("softmax_scale": 3, "dtype": "bf16")",
