@@ -19,6 +19,19 @@ struct f16_t {
 // only used where KernelTable::native_bf16 is true.
 enum class TileType : uint8_t { kF32, kBF16, kF16 };
 
+// From this maximum on, product and difference of a row are rounded apart: fused, the product of the largest score is
+// not the rounded one that is the maximum, and 2^ of what lies between them may be infinite, or 0 in a whole row.
+constexpr float kMostFused = 0x1p24f;
+// A score times its scale. In base 2 the lowest scores, such as those of a mask of the lowest number, would become -inf,
+// which is "not seen": they are the lowest number again.
+inline float scaled_score(float s, float scale) {
+  constexpr float kMost = __FLT_MAX__, kInf = __builtin_huge_valf();
+  const float z = s * scale;
+  if (s == -kInf) return s;
+  if (s == kInf || (z <= kMost && z >= -kMost)) return z;
+  return z > kMost ? kMost : z < -kMost ? -kMost : z;
+}
+
 // One pass of the online softmax over a tile of scores, in base 2: p = exp2(s * scale2 - m).
 struct SoftmaxTile {
   int m;     // rows
@@ -36,18 +49,6 @@ struct SoftmaxTile {
   int ldp;
   TileType p_type;  // kBF16: p rounded to nearest even
 };
-// From this maximum on, product and difference of a row are rounded apart: fused, the product of the largest score is
-// not the rounded one that is the maximum, and 2^ of what lies between them may be infinite, or 0 in a whole row.
-constexpr float kMostFused = 0x1p24f;
-// A score times its scale. In base 2 the lowest scores, such as those of a mask of the lowest number, would become -inf,
-// which is "not seen": they are the lowest number again.
-inline float scaled_score(float s, float scale) {
-  constexpr float kMost = __FLT_MAX__, kInf = __builtin_huge_valf();
-  const float z = s * scale;
-  if (s == -kInf) return s;
-  if (s == kInf || (z <= kMost && z >= -kMost)) return z;
-  return z > kMost ? kMost : z < -kMost ? -kMost : z;
-}
 // A row whose max stays -inf gets p = 0; its sum and o stay. A NaN score makes p, sum and o NaN. Columns n.. up to the
 // next multiple of 2 of a bf16 p are written as 0 (ldp allows it).
 
